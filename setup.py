@@ -1,0 +1,71 @@
+"""Package metadata and extras only; tool settings live in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def read_version() -> str:
+    # Read as text: importing the package at build time would need its dependencies.
+    text = (HERE / "edgeds" / "_version.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError("edgeds/_version.py has no __version__")
+    return match.group(1)
+
+
+CPU = ["onnxruntime>=1.20,<1.34"]
+# The headless wheel works on a bare server. JetPack's own OpenCV (with GStreamer) also answers to `import cv2`;
+# on a Jetson leave this extra out. `opencv-python` (with windows) can take its place anywhere.
+VISION = ["opencv-python-headless>=4.8,<6"]
+WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
+
+EXTRAS = {
+    "cpu": CPU,
+    "vision": VISION,
+    "jetson": ["pycuda>=2024.1"],
+    "workshop": WORKSHOP,
+    "demo": WORKSHOP,
+    # Filled by the issues that need them; named now so that install commands stay stable.
+    "rtx": [],
+    "serve": [],
+    "fleet": [],
+    "dev": [
+        *WORKSHOP,
+        "build>=1.2",
+        "hypothesis>=6.100",
+        "mypy>=1.11",
+        "pillow>=10",
+        "psutil>=5.9",
+        "pytest>=8",
+        "ruff>=0.6",
+    ],
+}
+
+setup(
+    name="edgeds",
+    version=read_version(),
+    description="Prune, calibrate, pack and run models on embedded NVIDIA GPUs, inside a power budget",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["edgeds", "edgeds.*"]),
+    package_data={"edgeds": ["py.typed"]},
+    install_requires=["numpy>=1.24", "tqdm>=4.60"],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["edgeds=edgeds.cli.main:main"]},
+    classifiers=[
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
