@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import stat
+import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from edgeds.errors import BundleError, SpecError
@@ -20,11 +23,14 @@ MAX_JSON_BYTES = 64 << 20
 
 
 def cache_dir() -> Path:
-    """Where edgeds keeps fetched models: ``$EDGEDS_CACHE``, else ``$XDG_CACHE_HOME/edgeds``, else ``~/.cache/edgeds``."""
+    """Where fetched models are kept: ``$EDGEDS_CACHE``, else ``$XDG_CACHE_HOME/edgeds``, else ``~/.cache/edgeds``."""
     if os.environ.get("EDGEDS_CACHE"):
         return Path(os.environ["EDGEDS_CACHE"]).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgeds"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "edgeds"
+    except RuntimeError as error:  # a user without an entry in the password file and without $HOME, as in containers
+        raise SpecError("no home directory for the cache of edgeds; set EDGEDS_CACHE to a folder") from error
 
 
 def sha256_file(path: Path) -> str:
@@ -75,11 +81,11 @@ def atomic_dir(target: Path, *, replace: bool = False) -> Iterator[Path]:
         temporary.chmod(0o777 & ~umask)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            target.replace(old / "old") if not target.is_dir() else os.rename(target, old / "old")
-            os.rename(temporary, target)
+            target.rename(old / "old")
+            temporary.rename(target)
             shutil.rmtree(old)
         else:
-            os.rename(temporary, target)
+            temporary.rename(target)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -93,53 +99,97 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Write JSON atomically, keys in the given order, a newline at the end; NaN and infinity are refused."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    try:
+        text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+        text.encode("utf-8")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpecError(f"{path}: the data cannot be written as JSON: {error}") from error
+    write_text(path, text + "\n")
 
 
-def read_json(path: Path) -> Any:
+def parse_json(text: bytes, *, where: str) -> Any:
+    """Parse strict JSON: UTF-8, no NaN or infinity, no key twice in one object. ``where`` names it in the SpecError."""
+    try:
+        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique_pairs)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: not valid JSON: {error}") from error
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Read JSON of bounded size; a missing, oversized or malformed file is a SpecError that names it."""
     try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise SpecError(f"{path}: {size >> 20} MiB of JSON is more than the {MAX_JSON_BYTES >> 20} MiB allowed")
-        return json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise SpecError(f"{path}: not a regular file")  # opening a named pipe would wait for ever
+        with path.open("rb") as stream:
+            text = stream.read(max_bytes + 1)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from error
+    if len(text) > max_bytes:
+        raise SpecError(f"{path}: more than the {max_bytes / (1 << 20):.3g} MiB of JSON allowed")
+    return parse_json(text, where=str(path))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"key {twice!r} appears twice in one object")
+    return values
 
 
 def is_safe_member(name: str) -> bool:
-    """Whether an archive or manifest entry is a plain relative path that stays inside its folder."""
-    path = PurePosixPath(name)
+    """Whether an archive or manifest entry is a plain relative path that stays inside its folder.
+
+    One trailing slash (a folder entry) is allowed. Control characters, backslashes, drive letters, empty, ``.`` and
+    ``..`` parts, parts above 255 bytes and text that is not valid Unicode are not.
+    """
+    try:
+        parts = name.removesuffix("/").encode("utf-8").split(b"/")
+    except UnicodeEncodeError:
+        return False
     return (
-        bool(name)
-        and "\\" not in name
-        and "\0" not in name
-        and ":" not in path.parts[0]
-        and not path.is_absolute()
-        and all(part not in ("..", ".", "") for part in name.rstrip("/").split("/"))
+        all(0 < len(part) <= 255 and part not in (b".", b"..") for part in parts)
+        and len(name) <= 4096
+        and b":" not in parts[0]
+        and not any(char == "\\" or ord(char) < 32 or ord(char) == 127 for char in name)
     )
 
 
-def zip_dir(folder: Path, archive: Path) -> None:
-    """Pack a folder into a zip, entries sorted and with a fixed time, so equal folders give equal archives."""
-    with atomic_path(archive) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as zf:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and not path.is_symlink():
-                info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), date_time=(1980, 1, 1, 0, 0, 0))
-                info.compress_type = zipfile.ZIP_DEFLATED
-                info.external_attr = 0o644 << 16
-                with path.open("rb") as source, zf.open(info, "w", force_zip64=True) as sink:
-                    shutil.copyfileobj(source, sink, 1 << 20)
+def zip_dir(folder: Path, archive: Path, *, names: Iterable[str] | None = None) -> None:
+    """Pack a folder into a zip, entries with a fixed time and mode, so equal folders give equal archives.
+
+    ``names`` picks the files and their order; without it all regular files go in, sorted, links left out.
+    """
+    if names is None:
+        found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        names = sorted(path.relative_to(folder).as_posix() for path in found)
+    with atomic_path(archive) as temporary, zipfile.ZipFile(temporary, "w") as packed:
+        for name in names:
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            with (folder / name).open("rb") as source, packed.open(info, "w", force_zip64=True) as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
 
 
-def unzip_to(archive: Path, folder: Path, *, max_bytes: int, max_files: int = 10_000) -> None:
-    """Unpack a zip into ``folder`` (which must exist).
+def unzip_to(
+    archive: Path,
+    folder: Path,
+    *,
+    max_bytes: int,
+    max_files: int = 10_000,
+    skip: Callable[[str], bool] | None = None,
+) -> None:
+    """Unpack a zip into ``folder`` (which must exist); entries for which ``skip(name)`` is true are left out.
 
     Raises BundleError for anything that is not a zip, for entries that leave the folder, for links and devices, for
-    duplicate names, and when the entries are more than ``max_files`` or unpack to more than ``max_bytes`` (counted
-    while reading, the sizes in the headers are not trusted).
+    encrypted entries, for duplicate names, and when the entries are more than ``max_files`` or unpack to more than
+    ``max_bytes`` (counted while reading, the sizes in the headers are not trusted).
     """
     try:
         with zipfile.ZipFile(archive) as zf:
@@ -149,12 +199,9 @@ def unzip_to(archive: Path, folder: Path, *, max_bytes: int, max_files: int = 10
             seen: set[str] = set()
             left = max_bytes
             for entry in entries:
-                kind = stat.S_IFMT(entry.external_attr >> 16)
-                if not is_safe_member(entry.filename) or kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                    raise BundleError(f"{archive}: entry {entry.filename!r} is not a plain file inside the archive")
-                if entry.filename in seen:
-                    raise BundleError(f"{archive}: entry {entry.filename!r} appears twice")
-                seen.add(entry.filename)
+                _check_entry(archive, entry, seen)
+                if skip is not None and skip(entry.filename):
+                    continue
                 target = folder / entry.filename
                 if entry.is_dir():
                     target.mkdir(parents=True, exist_ok=True)
@@ -164,7 +211,25 @@ def unzip_to(archive: Path, folder: Path, *, max_bytes: int, max_files: int = 10
                     while block := source.read(1 << 20):
                         left -= len(block)
                         if left < 0:
-                            raise BundleError(f"{archive}: unpacks to more than the {max_bytes >> 20} MiB allowed")
+                            raise BundleError(f"{archive}: unpacks to more than the {max_bytes:,} bytes allowed")
                         sink.write(block)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+    except ZIP_ERRORS as error:
         raise BundleError(f"{archive}: cannot be unpacked: {error}") from error
+
+
+ZIP_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, NotImplementedError, RuntimeError, OSError, ValueError, OverflowError),
+)
+"""What the zipfile module raises on damaged, encrypted or unsupported archives and on a full disk."""
+
+
+def _check_entry(archive: Path, entry: zipfile.ZipInfo, seen: set[str]) -> None:
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if not is_safe_member(entry.filename) or kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise BundleError(f"{archive}: entry {entry.filename!r} is not a plain file inside the archive")
+    if entry.filename in seen:
+        raise BundleError(f"{archive}: entry {entry.filename!r} appears twice")
+    if entry.flag_bits & 0x1:
+        raise BundleError(f"{archive}: entry {entry.filename!r} is encrypted; pack it without a password")
+    seen.add(entry.filename)

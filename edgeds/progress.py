@@ -9,7 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def track(items: Iterable[T], *, what: str, total: int | None = None, unit: str = "it", quiet: bool = False) -> Iterator[T]:
+def track(
+    items: Iterable[T], *, what: str, total: int | None = None, unit: str = "it", quiet: bool = False
+) -> Iterator[T]:
     """Iterate with a progress bar that appears after one second. Off a terminal it prints a line every ten seconds."""
     from tqdm import tqdm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import types
 import typing
@@ -104,15 +105,19 @@ class Budget:
 
 
 def to_json(value: Any) -> Any:
-    """Turn dataclasses, tuples, numpy scalars and Resolutions into plain JSON values."""
+    """Turn dataclasses, tuples, sets, paths, numpy scalars and Resolutions into plain JSON values."""
     if isinstance(value, Resolution):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [to_json(item) for item in sorted(value, key=repr)]  # equal sets give equal files
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -169,9 +174,9 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise SpecError(f"{where}: expected an object, got {value!r}")
-        key_type, item_type = args
+        key_type, item_type = args or (str, Any)
         return {
-            (int(key) if key_type is int else key): _convert(item_type, item, where=f"{where}.{key}")
+            (_int_key(key, where=where) if key_type is int else key): _convert(item_type, item, where=f"{where}.{key}")
             for key, item in value.items()
         }
     if origin is typing.Literal:
@@ -187,3 +192,10 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is not bool and isinstance(value, bool))):
         raise SpecError(f"{where}: expected {hint.__name__}, got {value!r}")
     return value
+
+
+def _int_key(key: Any, *, where: str) -> int:
+    # JSON has only text keys. ASCII digits only: int() also takes "1_0", " 1" and other scripts' digits.
+    if not re.fullmatch(r"-?[0-9]{1,18}", str(key)):
+        raise SpecError(f"{where}: key {key!r} is not a whole number")
+    return int(key)

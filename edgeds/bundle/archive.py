@@ -1,0 +1,96 @@
+"""Bundles as zip files: deterministic packing, bounded and checked unpacking."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+from edgeds.bundle.manifest import (
+    ENGINES_FOLDER,
+    MANIFEST_NAME,
+    MAX_FILES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    parse_manifest,
+    read_manifest,
+)
+from edgeds.errors import BundleError, SpecError
+from edgeds.files import ZIP_ERRORS, atomic_dir, parse_json, unzip_to, zip_dir
+from edgeds.progress import track
+
+MAX_BUNDLE_BYTES = 16 << 30
+
+
+def zip_bundle(folder: Path, archive: Path, *, quiet: bool = True) -> Path:
+    """Check a bundle folder and pack it; equal bundles give equal archives. Returns ``archive``.
+
+    ``engines/`` is left out: a plan belongs to one device and is rebuilt from the ONNX elsewhere.
+    """
+    from edgeds.bundle.reader import open_bundle
+
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: not a bundle folder")
+    if archive.is_dir():
+        raise SpecError(f"{archive}: is a folder; give the path of the zip file to write")
+    with open_bundle(folder, quiet=quiet) as bundle:
+        if archive.resolve().is_relative_to(bundle.root):
+            raise SpecError(f"{archive}: lies inside the bundle; write the zip somewhere else")
+        names = [MANIFEST_NAME, *sorted(bundle.manifest.files)]
+        zip_dir(bundle.root, archive, names=track(names, what="packing", unit="file", quiet=quiet))
+    return archive
+
+
+def unzip_bundle(archive: Path, folder: Path, *, quiet: bool = True, max_bytes: int = MAX_BUNDLE_BYTES) -> Path:
+    """Unpack a zipped bundle into a new folder and check it; a bad archive leaves nothing behind."""
+    from edgeds.bundle.check import compare_files
+
+    if not archive.is_file():
+        raise BundleError(f"{archive}: no such file")
+    with atomic_dir(folder) as temporary:
+        unpack_checked(archive, temporary, max_bytes=max_bytes)
+        root = temporary.resolve()
+        for problem in compare_files(root, read_manifest(root), quiet=quiet):
+            raise BundleError(f"{archive}: {problem}")
+    return folder
+
+
+def unpack_checked(archive: Path, folder: Path, *, max_bytes: int) -> None:
+    """Unpack into an existing folder, never more than the manifest lists, the limit allows or the disk holds.
+
+    The manifest is read first, so that an archive that lies about itself is refused before it fills the disk.
+    Entries under ``engines/`` are left out. Checksums are compared by the caller.
+    """
+    manifest, manifest_bytes = _peek_manifest(archive)
+    listed = sum(entry.bytes for entry in manifest.files.values()) + manifest_bytes
+    free = shutil.disk_usage(folder).free
+    if listed > max_bytes:
+        raise BundleError(f"{archive}: unpacks to {listed:,} bytes, more than the {max_bytes:,} allowed")
+    if listed > free:
+        raise BundleError(f"{archive}: unpacks to {listed:,} bytes, only {free:,} are free at {folder.parent}")
+    unzip_to(archive, folder, max_bytes=listed, max_files=MAX_FILES + 1, skip=_is_engine)
+
+
+def _is_engine(name: str) -> bool:
+    return name.split("/")[0] == ENGINES_FOLDER
+
+
+def _peek_manifest(archive: Path) -> tuple[Manifest, int]:
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            names = packed.namelist()
+            if MANIFEST_NAME not in names:
+                inner = next((name for name in names if name.endswith(f"/{MANIFEST_NAME}")), None)
+                hint = f"; found {inner!r}: zip the contents of the folder, or use 'edgeds bundle zip'" if inner else ""
+                raise BundleError(f"{archive}: not a bundle, it has no {MANIFEST_NAME} at its top{hint}")
+            with packed.open(MANIFEST_NAME) as stream:
+                text = stream.read(MAX_MANIFEST_BYTES + 1)
+    except ZIP_ERRORS as error:
+        raise BundleError(f"{archive}: not a readable zip: {error}") from error
+    where = f"{archive}/{MANIFEST_NAME}"
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise BundleError(f"{where}: larger than the {MAX_MANIFEST_BYTES:,} bytes allowed")
+    try:
+        return parse_manifest(parse_json(text, where=where), where=where), len(text)
+    except SpecError as error:
+        raise BundleError(str(error)) from error

@@ -1,0 +1,126 @@
+"""Open a bundle: nothing is handed out before all of it has been checked."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgeds.bundle.archive import MAX_BUNDLE_BYTES, unpack_checked
+from edgeds.bundle.check import check_preprocess, compare_files
+from edgeds.bundle.golden import read_golden
+from edgeds.bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, Manifest, read_manifest
+from edgeds.errors import BundleError, SpecError
+
+if TYPE_CHECKING:
+    from edgeds.preproc import ImagePreprocess
+
+
+class Bundle:
+    """A checked bundle on disk. A context manager; ``close()`` removes what a zip was unpacked to."""
+
+    def __init__(self, root: Path, manifest: Manifest, *, temporary: bool = False, source: Path | None = None) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.source = source or root
+        self._closed = False
+        # A forgotten bundle still removes its temporary folder, when it is collected or at exit.
+        self._cleanup = weakref.finalize(self, shutil.rmtree, root, True) if temporary else None
+
+    def path(self, name: str) -> Path:
+        """Absolute path of a listed file. Raises BundleError for a name the manifest does not list."""
+        if self._closed:
+            raise BundleError(f"{self.source}: the bundle is closed")
+        if name != MANIFEST_NAME and name not in self.manifest.files:
+            raise BundleError(
+                f"{self.source}: holds no file {name!r}; it holds {', '.join(sorted(self.manifest.files))}"
+            )
+        return self.root / name
+
+    def model_path(self, variant: str) -> Path:
+        """Path of one model variant (``int8``, ``cpu_int8``, ``float``). Raises BundleError when it is not there."""
+        if variant not in self.manifest.models:
+            have = ", ".join(sorted(self.manifest.models))
+            raise BundleError(f"{self.source}: holds no model variant {variant!r}; it holds {have}")
+        return self.path(self.manifest.models[variant])
+
+    def has_golden(self) -> bool:
+        """Whether the bundle carries golden samples."""
+        return GOLDEN_NAME in self.manifest.files
+
+    def golden(self) -> dict[str, np.ndarray]:
+        """Golden inputs and reference outputs by name; the caller owns the arrays. Nothing is ever unpickled."""
+        return read_golden(self.path(GOLDEN_NAME))
+
+    def preprocess(self) -> ImagePreprocess:
+        """The preprocessing this bundle was calibrated with.
+
+        Raises EngineMismatch when its digest is not the one of the calibration, BundleError when there is none.
+        """
+        from edgeds.preproc import ImagePreprocess
+        from edgeds.specs import from_json
+
+        if self.manifest.preprocess is None:
+            raise BundleError(f"{self.source}: the manifest states no image preprocessing, task {self.manifest.task!r}")
+        check_preprocess(self.manifest)
+        return from_json(ImagePreprocess, self.manifest.preprocess, where=f"{self.source}: preprocess")
+
+    def close(self) -> None:
+        """Give up the bundle; removes the temporary folder of a zip. Calling it twice is fine."""
+        self._closed = True
+        if self._cleanup is not None:
+            self._cleanup()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Bundle({str(self.source)!r}, task={self.manifest.task!r}, files={len(self.manifest.files)})"
+
+
+def open_bundle(path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BUNDLE_BYTES) -> Bundle:
+    """Open a bundle folder or zip and check all of it: manifest, sizes, checksums, no unlisted file, no link outside.
+
+    A zip is unpacked to a temporary folder first, to at most ``max_bytes``. Content of ``engines/`` is not covered by
+    the checksums and is ignored. Raises BundleError naming the first file that is wrong.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise BundleError(f"{path}: no such file or folder; give a bundle folder or its .zip")
+    if path.is_dir():
+        return _open_folder(path.resolve(), source=path, quiet=quiet)
+    if not path.is_file():
+        raise BundleError(f"{path}: neither a folder nor a regular file")
+    folder = Path(tempfile.mkdtemp(prefix="edgeds-bundle-")).resolve()
+    try:
+        unpack_checked(path, folder, max_bytes=max_bytes)
+        return _open_folder(folder, source=path, quiet=quiet, temporary=True)
+    except BaseException:  # also Ctrl-C must not leave gigabytes in the temporary folder
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _open_folder(root: Path, *, source: Path, quiet: bool, temporary: bool = False) -> Bundle:
+    manifest = read_manifest(root)
+    for problem in compare_files(root, manifest, quiet=quiet):
+        raise BundleError(f"{source}: {problem}")
+    return Bundle(root, manifest, temporary=temporary, source=source)
+
+
+def as_bundle(source: Bundle | Path | str) -> Bundle:
+    """Pass a Bundle through, open a path. Raises SpecError for anything else."""
+    if isinstance(source, Bundle):
+        return source
+    if isinstance(source, Path | str):
+        return open_bundle(source)
+    raise SpecError(f"expected a bundle or a path to one, got {type(source).__name__}")
