@@ -1,0 +1,220 @@
+"""ONNX Runtime on the CPU.
+
+Defaults differ from ONNX Runtime's own for two reasons. Threads do not spin while they wait: on shared or small
+machines spinning makes models several times slower. Memory stays bounded over many input shapes: no memory patterns
+(one is kept per shape), and the arena gives its unused blocks back after every run with a shape it has not seen
+lately. Runs over shapes already seen keep their blocks and pay nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from edgeds.engines.base import Array, check_feeds, check_threads, one_line
+from edgeds.errors import DeviceError, InputError, MissingDependency, ModelError, OutOfMemory, SessionClosed
+from edgeds.specs import Dim, TensorSpec
+
+RECENT_SHAPES = 16
+
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(int8)": "int8",
+    "tensor(int16)": "int16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(uint8)": "uint8",
+    "tensor(uint16)": "uint16",
+    "tensor(uint32)": "uint32",
+    "tensor(uint64)": "uint64",
+    "tensor(bool)": "bool",
+    "tensor(string)": "object",
+}
+
+
+class OnnxRuntimeEngine:
+    """One ONNX file on the CPU execution provider. Thread-safe; outputs are owned by the caller.
+
+    Raises MissingDependency without onnxruntime, ModelError for a file that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        threads: int | None = None,
+        spinning: bool = False,
+        precision: str | None = None,
+        fallback_reason: str | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        ort = import_onnxruntime()
+        self.backend = "onnxruntime"
+        self.fallback_reason = fallback_reason
+        self.precision = precision
+        self.threads = check_threads(threads)
+        self.path = Path(path)
+        self._errors = _error_types(ort)
+        self._session: Any = _load(ort, self.path, threads=self.threads, spinning=spinning, errors=self._errors)
+        self.inputs = tuple(_spec(arg, self.path, kind="input") for arg in self._session.get_inputs())
+        self.outputs = tuple(_spec(arg, self.path, kind="output") for arg in self._session.get_outputs())
+        self.metadata: Mapping[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
+        self._names = [spec.name for spec in self.outputs]
+        self._plain = _run_options(ort, shrink=False)
+        self._shrinking = _run_options(ort, shrink=True)
+        self._recent: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._on_close = on_close
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once; see Engine.infer."""
+        session = self._session
+        if session is None:
+            raise SessionClosed(f"the engine of {self.path.name} is closed; open it again")
+        checked = check_feeds(self.inputs, feeds)
+        options = self._options_for(tuple(array.shape for array in checked.values()))
+        try:
+            values = session.run(self._names, checked, options)
+        except MemoryError as error:
+            raise OutOfMemory(f"{self.path.name}: not enough memory for {_shapes(checked)}") from error
+        except self._errors as error:
+            raise self._run_error(error, checked) from error
+        return {
+            name: _own(value, where=f"{self.path.name}: output {name!r}")
+            for name, value in zip(self._names, values, strict=True)
+        }
+
+    def infer_async(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
+        """``infer`` on a worker thread; see Engine.infer_async."""
+        with self._lock:
+            if self._session is None:
+                raise SessionClosed(f"the engine of {self.path.name} is closed; open it again")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="edgeds-ort")
+            return self._pool.submit(self.infer, feeds)
+
+    def close(self) -> None:
+        """Wait for asynchronous runs, free the model. Safe to call twice."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        with self._lock:
+            self._session = None
+            on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def __enter__(self) -> OnnxRuntimeEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _options_for(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
+        with self._lock:
+            seen = shapes in self._recent
+            self._recent[shapes] = None
+            self._recent.move_to_end(shapes)
+            if len(self._recent) > RECENT_SHAPES:
+                self._recent.popitem(last=False)
+        return self._plain if seen else self._shrinking
+
+    def _run_error(self, error: BaseException, feeds: Mapping[str, Array]) -> Exception:
+        text = one_line(error)
+        kind = type(error).__name__
+        if "bad_alloc" in text or "bad allocation" in text or "Failed to allocate memory" in text:
+            return OutOfMemory(f"{self.path.name}: not enough memory for {_shapes(feeds)}: {text}")
+        if kind in ("EPFail", "EngineError"):
+            return DeviceError(f"{self.path.name}: ONNX Runtime failed: {text}")
+        return InputError(f"{self.path.name}: the model cannot process {_shapes(feeds)}: {text}")
+
+
+def import_onnxruntime() -> ModuleType:
+    """The onnxruntime module, or MissingDependency that names the extra."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU") from error
+    return onnxruntime
+
+
+def _error_types(ort: ModuleType) -> tuple[type[BaseException], ...]:
+    """ONNX Runtime's exceptions have no common base of their own; RuntimeError covers its untyped ones."""
+    state = ort.capi.onnxruntime_pybind11_state
+    names = (
+        "EPFail",
+        "EngineError",
+        "Fail",
+        "InvalidArgument",
+        "InvalidGraph",
+        "InvalidProtobuf",
+        "NoModel",
+        "NoSuchFile",
+        "NotImplemented",
+        "RuntimeException",
+    )
+    found = [getattr(state, name) for name in names if hasattr(state, name)]
+    return (*found, RuntimeError, ValueError)
+
+
+def _load(ort: ModuleType, path: Path, *, threads: int, spinning: bool, errors: tuple[type[BaseException], ...]) -> Any:
+    if not path.is_file():
+        raise ModelError(f"{path}: no such model file")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False
+    # Errors reach the caller as exceptions; the library's own log lines would only repeat them.
+    options.log_severity_level = 4
+    for pool in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "1" if spinning else "0")
+    try:
+        return ort.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
+    except MemoryError as error:
+        raise OutOfMemory(f"{path}: not enough memory to load {path.stat().st_size >> 20} MiB") from error
+    except errors as error:
+        raise ModelError(f"{path}: ONNX Runtime {ort.__version__} cannot load it: {one_line(error)}") from error
+
+
+def _run_options(ort: ModuleType, *, shrink: bool) -> Any:
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    if shrink:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def _spec(arg: Any, path: Path, *, kind: str) -> TensorSpec:
+    dtype = _DTYPES.get(arg.type)
+    if dtype is None:
+        raise ModelError(
+            f"{path}: {kind} {arg.name!r} has type {arg.type}, which numpy cannot hold; export it as float32 or an "
+            "integer tensor"
+        )
+    shape: tuple[Dim, ...] = tuple(dim if isinstance(dim, int | str) else None for dim in arg.shape or ())
+    return TensorSpec(name=arg.name, dtype=dtype, shape=shape)
+
+
+def _own(value: Any, *, where: str) -> Array:
+    """The output as an array that shares no memory with the runtime."""
+    if not isinstance(value, np.ndarray):
+        raise ModelError(f"{where} is {type(value).__name__}, not a tensor")
+    # Newer releases hand out views into their arena: a caller that keeps one would pin a whole arena block.
+    return value if value.flags.owndata and value.flags.writeable else value.copy()
+
+
+def _shapes(feeds: Mapping[str, Array]) -> str:
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
