@@ -61,7 +61,7 @@ def unpack_checked(archive: Path, folder: Path, *, max_bytes: int) -> None:
     The manifest is read first, so that an archive that lies about itself is refused before it fills the disk.
     Entries under ``engines/`` are left out. Checksums are compared by the caller.
     """
-    manifest, manifest_bytes = _peek_manifest(archive)
+    manifest, manifest_bytes = peek_manifest(archive)
     listed = sum(entry.bytes for entry in manifest.files.values()) + manifest_bytes
     free = shutil.disk_usage(folder).free
     if listed > max_bytes:
@@ -75,7 +75,8 @@ def _is_engine(name: str) -> bool:
     return name.split("/")[0] == ENGINES_FOLDER
 
 
-def _peek_manifest(archive: Path) -> tuple[Manifest, int]:
+def peek_manifest(archive: Path) -> tuple[Manifest, int]:
+    """Read and check the manifest of a zip without unpacking it; also gives its size in bytes."""
     try:
         with zipfile.ZipFile(archive) as packed:
             names = packed.namelist()

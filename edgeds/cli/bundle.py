@@ -1,0 +1,186 @@
+"""``edgeds bundle``: create, show, verify, zip and unzip bundles."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, zip_bundle
+from edgeds.cli.options import add_action
+from edgeds.cli.output import emit_json, emit_text
+from edgeds.errors import BundleError, SpecError
+from edgeds.files import read_json
+from edgeds.specs import Resolution
+
+SUMMARY = "Create, show, verify, zip and unzip bundles: the folder that holds a model and all a device needs to run it."
+
+EXAMPLES = """\
+examples:
+  edgeds bundle create yolo11n.onnx --task detect --calib images/ --size 640 --out yolo.bundle
+  edgeds bundle create model.onnx --task detect --float-only --out float.bundle
+  edgeds bundle show yolo.bundle
+  edgeds bundle verify yolo.bundle.zip --json
+  edgeds bundle zip yolo.bundle yolo.zip      then copy yolo.zip to the device
+  edgeds bundle unzip yolo.zip yolo.bundle
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="create|show|verify|zip|unzip")
+    _add_create(add_action(actions, "create", help="quantize a model and pack it"))
+    for name, text in (("show", "print what a bundle holds"), ("verify", "check every file; exit 1 when not sound")):
+        action = add_action(actions, name, help=text)
+        action.add_argument("bundle", metavar="BUNDLE", type=Path, help="bundle folder or zip")
+    for name, first, second in (("zip", "BUNDLE", "OUT.zip"), ("unzip", "BUNDLE.zip", "OUT")):
+        action = add_action(actions, name, help=f"{name} a bundle, checking it")
+        action.add_argument("source", metavar=first, type=Path)
+        action.add_argument("target", metavar=second, type=Path)
+
+
+def _add_create(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    parser.add_argument("--task", required=True, help="what the model does: detect, segment, pose, obb or classify")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="bundle folder to write")
+    parser.add_argument("--calib", type=Path, metavar="PATH", help="folder of images, .npz, or folder of .npz feeds")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="HxW", help="resolution to serve, repeatable (640, 480x640)"
+    )
+    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest batch (default %(default)s)")
+    parser.add_argument(
+        "--method",
+        choices=("minmax", "percentile", "entropy", "mse"),
+        default="percentile",
+        help="how ranges are chosen (default %(default)s)",
+    )
+    parser.add_argument("--names", type=Path, metavar="FILE", help="class names: one per line, or JSON list or object")
+    parser.add_argument("--head", metavar="FAMILY", help="output layout when the model does not say it, e.g. yolov8")
+    parser.add_argument("--float-only", action="store_true", help="pack the float model without quantizing")
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {"create": _create, "show": _show, "verify": _verify, "zip": _zip, "unzip": _unzip}
+    return actions[args.action](args)
+
+
+def _create(args: argparse.Namespace) -> int:
+    from edgeds.workshop.package import create_bundle
+
+    if args.calib is None and not args.float_only:
+        raise SpecError("calibration samples are needed for INT8; give --calib PATH, or --float-only to pack without")
+    if args.max_batch < 1:
+        raise SpecError(f"--max-batch is {args.max_batch}; need at least 1")
+    path = create_bundle(
+        args.model,
+        out=args.out,
+        task=args.task,
+        calib=args.calib,
+        sizes=tuple(Resolution.parse(text) for text in args.size),
+        max_batch=args.max_batch,
+        method=args.method,
+        names=None if args.names is None else read_names(args.names),
+        head=args.head,
+        float_only=args.float_only,
+        quiet=args.quiet,
+    )
+    with open_bundle(path) as bundle:
+        if args.json:
+            emit_json({"bundle": path, **_summary(bundle.manifest), "ok": True})
+        else:
+            emit_text(str(path))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    with open_bundle(args.bundle, quiet=args.quiet) as bundle:
+        manifest = bundle.manifest
+        if args.json:
+            emit_json({"bundle": args.bundle, **_summary(manifest), "manifest": manifest, "ok": True})
+            return 0
+    emit_text(f"task        {manifest.task}   precision {manifest.precision}   max batch {manifest.max_batch}")
+    emit_text(f"models      {', '.join(f'{key}: {name}' for key, name in manifest.models.items())}")
+    for label, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+        emit_text(f"{label:<11} {'; '.join(map(str, specs)) or '-'}")
+    emit_text(f"sizes       {', '.join(map(str, manifest.buckets)) or '-'}")
+    emit_text(f"classes     {len(manifest.names)}")
+    for label, values in (("calibration", manifest.calibration), ("accuracy", manifest.accuracy)):
+        emit_text(f"{label:<11} {', '.join(f'{key} {value}' for key, value in (values or {}).items()) or '-'}")
+    emit_text(f"licence     {manifest.license}")
+    for name, entry in sorted(manifest.files.items()):
+        emit_text(f"  {entry.sha256[:12]}  {entry.bytes:>13,}  {name}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    problems = verify_bundle(args.bundle, quiet=args.quiet)
+    if args.json:
+        emit_json({"bundle": args.bundle, **_summary_if_readable(args), "problems": problems, "ok": not problems})
+    else:
+        for problem in problems:
+            emit_text(str(problem))
+        emit_text(f"{args.bundle}: {f'{len(problems)} problem(s)' if problems else 'ok'}")
+    return 1 if problems else 0
+
+
+def _zip(args: argparse.Namespace) -> int:
+    zip_bundle(args.source, args.target, quiet=args.quiet)
+    return _written(args)
+
+
+def _unzip(args: argparse.Namespace) -> int:
+    unzip_bundle(args.source, args.target, quiet=args.quiet)
+    return _written(args)
+
+
+def _written(args: argparse.Namespace) -> int:
+    if args.json:
+        with open_bundle(args.target) as bundle:
+            emit_json({"bundle": args.target, **_summary(bundle.manifest), "ok": True})
+    else:
+        emit_text(str(args.target))
+    return 0
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {"task": manifest.task, "files": manifest.files}
+
+
+def _summary_if_readable(args: argparse.Namespace) -> dict[str, Any]:
+    from edgeds.bundle.archive import peek_manifest
+    from edgeds.bundle.manifest import read_manifest
+
+    try:
+        manifest = read_manifest(args.bundle) if args.bundle.is_dir() else peek_manifest(args.bundle)[0]
+    except BundleError:
+        return {"task": None, "files": {}}  # the manifest itself is the problem; 'problems' says how
+    return _summary(manifest)
+
+
+def read_names(path: Path) -> dict[int, str]:
+    """Class names from a text file (one per line) or JSON (a list, or an object with class numbers as keys).
+
+    Raises SpecError naming the file and line.
+    """
+    if path.suffix.lower() == ".json":
+        data = read_json(path)
+        pairs = (
+            list(enumerate(data)) if isinstance(data, list) else list(data.items()) if isinstance(data, dict) else []
+        )
+        try:
+            names = {int(key): name for key, name in pairs}
+        except ValueError as error:
+            raise SpecError(f"{path}: class numbers must be whole numbers: {error}") from error
+    else:
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path}: class names cannot be read: {error}") from error
+        names = dict(enumerate(line.strip() for line in lines))
+        while names and not names[len(names) - 1]:
+            del names[len(names) - 1]
+    for number, name in names.items():
+        if number < 0 or not isinstance(name, str) or not name.strip():
+            raise SpecError(f"{path}: class {number} has the name {name!r}; every class needs a text")
+    if not names:
+        raise SpecError(f"{path}: holds no class names")
+    return names

@@ -1,0 +1,28 @@
+"""Options that every verb has, and actions under a verb."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_common(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:
+    """Add ``-v``, ``-q`` and ``--debug``. ``inner`` parsers leave values alone that were given before the action."""
+    common = parser.add_argument_group("common options")
+
+    def default(value: Any) -> Any:
+        return argparse.SUPPRESS if inner else value
+
+    common.add_argument(
+        "-v", "--verbose", action="count", default=default(0), help="log more to stderr (-vv: everything)"
+    )
+    common.add_argument("-q", "--quiet", action="store_true", default=default(False), help="no progress, only errors")
+    common.add_argument("--debug", action="store_true", default=default(False), help="show a traceback for every error")
+
+
+def add_action(actions: Any, name: str, *, help: str) -> argparse.ArgumentParser:
+    """Add an action under a verb (``edgeds VERB ACTION``), with the common options and ``--json``."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_common(parser, inner=True)
+    return parser

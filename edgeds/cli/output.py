@@ -1,0 +1,44 @@
+"""What goes to stdout. With ``--json`` that is JSON and nothing else, whatever a library prints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from edgeds.specs import to_json
+
+_reserved: TextIO | None = None
+
+
+def emit_json(data: Any) -> None:
+    """Print one JSON document, indented. Raises ValueError for NaN and infinity, which JSON does not have."""
+    _emit(json.dumps(to_json(data), indent=2, allow_nan=False))
+
+
+def emit_line(data: Any) -> None:
+    """Print one line of JSON and flush, so that a pipe sees it at once."""
+    _emit(json.dumps(to_json(data), allow_nan=False))
+
+
+def emit_text(text: str) -> None:
+    """Print text for people (or a path alone) to stdout."""
+    _emit(text)
+
+
+def _emit(text: str) -> None:
+    print(text, file=_reserved or sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def reserve_stdout() -> Iterator[None]:
+    """While active only the functions above reach stdout; every other print goes to stderr."""
+    global _reserved
+    _reserved = sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _reserved = None
