@@ -1,15 +1,15 @@
 """ONNX Runtime on the CPU.
 
 Defaults differ from ONNX Runtime's own for two reasons. Threads do not spin while they wait: on shared or small
-machines spinning makes models several times slower. Memory stays bounded over many input shapes: no memory patterns
-(one is kept per shape), and the arena gives its unused blocks back after every run with a shape it has not seen
-lately. Runs over shapes already seen keep their blocks and pay nothing.
+machines spinning makes models several times slower. Memory patterns are off, since ONNX Runtime keeps one plan per
+input shape. The arena stays on: measured with yolo11n over 160 runs of 40 random sizes, memory is flat from the
+first pass on (94 MiB; 106 with patterns; 106 to 110 and still growing with the arena shrunk after new shapes).
+``trim`` makes the next run give unused arena blocks back, for the time after an unusually large request.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +21,6 @@ import numpy as np
 from edgeds.engines.base import Array, check_feeds, check_threads, one_line
 from edgeds.errors import DeviceError, InputError, MissingDependency, ModelError, OutOfMemory, SessionClosed
 from edgeds.specs import Dim, TensorSpec
-
-RECENT_SHAPES = 16
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -71,7 +69,7 @@ class OnnxRuntimeEngine:
         self._names = [spec.name for spec in self.outputs]
         self._plain = _run_options(ort, shrink=False)
         self._shrinking = _run_options(ort, shrink=True)
-        self._recent: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()
+        self._trim = False
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._on_close = on_close
@@ -82,7 +80,8 @@ class OnnxRuntimeEngine:
         if session is None:
             raise SessionClosed(f"the engine of {self.path.name} is closed; open it again")
         checked = check_feeds(self.inputs, feeds)
-        options = self._options_for(tuple(array.shape for array in checked.values()))
+        options = self._shrinking if self._trim else self._plain
+        self._trim = False
         try:
             values = session.run(self._names, checked, options)
         except MemoryError as error:
@@ -103,6 +102,10 @@ class OnnxRuntimeEngine:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="edgeds-ort")
             return self._pool.submit(self.infer, feeds)
 
+    def trim(self) -> None:
+        """Give arena memory that is not in use back to the system at the end of the next run."""
+        self._trim = True
+
     def close(self) -> None:
         """Wait for asynchronous runs, free the model. Safe to call twice."""
         with self._lock:
@@ -122,15 +125,6 @@ class OnnxRuntimeEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _options_for(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
-        with self._lock:
-            seen = shapes in self._recent
-            self._recent[shapes] = None
-            self._recent.move_to_end(shapes)
-            if len(self._recent) > RECENT_SHAPES:
-                self._recent.popitem(last=False)
-        return self._plain if seen else self._shrinking
 
     def _run_error(self, error: BaseException, feeds: Mapping[str, Array]) -> Exception:
         text = one_line(error)

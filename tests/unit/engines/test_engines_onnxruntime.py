@@ -230,3 +230,14 @@ def test_memory_stays_bounded_over_many_shapes(engine):
     again = run_sizes(40)
     assert many - few < 25 << 20
     assert (again - many) / 300 < 50_000
+
+
+def test_trim_gives_memory_back_and_keeps_answers(engine):
+    process = psutil.Process()
+    small = np.ones((1, 3, 8, 8), np.float32)
+    want = engine.infer({"x": small})["y"]
+    engine.infer({"x": np.zeros((16, 3, 512, 512), np.float32)})
+    held = process.memory_info().rss
+    engine.trim()
+    np.testing.assert_array_equal(engine.infer({"x": small})["y"], want)
+    assert process.memory_info().rss < held - (40 << 20)
