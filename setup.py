@@ -42,6 +42,9 @@ EXTRAS = {
         "psutil>=5.9",
         "pytest>=8",
         "ruff>=0.6",
+        # The test of the wheel's contents builds one without network access.
+        "setuptools>=64",
+        "wheel>=0.40",
     ],
 }
 
