@@ -122,14 +122,15 @@ def _compare(before: ModelProto, after: ModelProto, *, where: str) -> None:
     except runtime_errors() as error:
         raise ModelError(f"{where}: the converted model does not run: {one_line(error)}") from error
     for item, want, have in zip(before.graph.output, expected, got, strict=True):
-        if not _close(want, have):
+        if not is_close(want, have):
             raise ModelError(
                 f"{where}: output {item.name!r} changed, so the conversion is not faithful; "
                 "export the model with the newer opset instead"
             )
 
 
-def _close(want: object, have: object) -> bool:
+def is_close(want: object, have: object) -> bool:
+    """Equal shape and dtype, and equal values to float rounding relative to the largest one."""
     if not isinstance(want, np.ndarray) or not isinstance(have, np.ndarray):
         return type(want) is type(have)
     if want.shape != have.shape or want.dtype != have.dtype:
