@@ -1,0 +1,1 @@
+"""Ready-made pipelines: sources in, results out."""
