@@ -62,6 +62,8 @@ class ImageReader:
         self.done = not paths
 
     def poll(self) -> Frame | None:
+        if self.done:
+            return None
         path, index = self._paths[self._index], self._index
         self._index += 1
         self.done = self._index >= len(self._paths)
@@ -86,6 +88,8 @@ class ArrayReader:
         self.done = False
 
     def poll(self) -> Frame | None:
+        if self.done:
+            return None
         try:
             array = next(self._arrays)
         except StopIteration:
@@ -123,6 +127,8 @@ class VideoReader:
         self.done = False
 
     def poll(self) -> Frame | None:
+        if self.done:
+            return None
         cv2 = import_cv2("reading video")
         try:
             got, image = self._capture.read()
@@ -236,8 +242,8 @@ def open_capture(target: str | int, *, name: str, api: int | None = None) -> Any
     """An opened cv2.VideoCapture. Raises InputError that says what to check."""
     cv2 = import_cv2("reading video")
     parameters: list[int] = []
-    if isinstance(target, str) and "://" in target and api is None:
-        # Without these a dead address blocks for half a minute or for ever.
+    if isinstance(target, str) and "://" in target and cv2.CAP_FFMPEG in cv2.videoio_registry.getBackends():
+        # Without these a dead address blocks for half a minute or for ever. (JetPack's OpenCV has GStreamer instead.)
         parameters = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, OPEN_TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, OPEN_TIMEOUT_MS]
         api = cv2.CAP_FFMPEG
     try:

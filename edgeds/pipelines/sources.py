@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,7 +141,7 @@ def _open(spec: Any, *, policy: str, wake: threading.Condition, depth: int) -> l
         return [ArrayReader(frames_of(spec))]
     if isinstance(spec, int) and not isinstance(spec, bool):
         return [_open_live(spec, name=f"camera {spec}", policy=policy, wake=wake)]
-    if isinstance(spec, Iterable) and not isinstance(spec, str | bytes | Path):
+    if isinstance(spec, Iterable) and not isinstance(spec, str | bytes | Path | Mapping):
         return [ArrayReader(spec)]
     if not isinstance(spec, str | Path) or not str(spec):
         raise InputError(f"source {spec!r}: expected a path, an address, a camera number or arrays")
@@ -245,7 +245,7 @@ def _open_gstreamer(text: str, *, policy: str, wake: threading.Condition) -> Rea
     if not has_gstreamer():
         raise InputError(
             f"{text[:60]!r}: this OpenCV was built without GStreamer; on a Jetson use JetPack's own OpenCV "
-            "(python3-opencv, no opencv-python wheel beside it), elsewhere a build with GStreamer, or an rtsp:// address"
+            "(python3-opencv, no opencv-python wheel beside it), elsewhere a build with it, or an rtsp:// address"
         )
     return _open_live(text, name="gstreamer", policy=policy, wake=wake, api=import_cv2().CAP_GSTREAMER)
 

@@ -29,7 +29,7 @@ def class_color(cls: int) -> Color:
 
 
 def draw_result(result: Result, canvas: ImageU8) -> ImageU8:
-    """Draw on ``canvas`` (BGR uint8, changed in place) and return it. The weakest first, so that the best stay on top."""
+    """Draw on ``canvas`` (BGR uint8, changed in place) and return it. The weakest first, so the best stay on top."""
     cv2 = import_cv2("drawing")
     width_px = max(2, round(min(canvas.shape[:2]) / 300))
     order = list(range(len(result)))[::-1]

@@ -159,7 +159,7 @@ def _families_of(reading: Reading, shapes: OutputShapes, known: YoloMetadata) ->
         return ["v8"]
     if known.generation == "v10":
         return ["end2end"]
-    if reading.boxes is not None and shapes.input_is_dynamic:
+    if reading.boxes is not None and reading.boxes <= 1000 and shapes.input_is_dynamic:
         # A count that does not follow the input size cannot be one box per grid cell.
         return ["end2end"]
     if reading.boxes is not None and shapes.input_hw is not None:

@@ -233,8 +233,12 @@ class YoloPipeline:
             names=self.names,
             options=self.options,
         )
-        timings = {"prepare": pending.prepare_ms, **_answer_timings(answer)}
-        timings["decode"] = (time.perf_counter() - start) * 1e3
+        timings = {
+            "prepare": pending.prepare_ms,
+            "queue": answer.queue_ms,
+            "compute": answer.compute_ms,
+            "decode": (time.perf_counter() - start) * 1e3,
+        }
         known = pending.result
         return replace(found, source=known.source, image=known.image, path=known.path, timings_ms=timings)
 
@@ -246,12 +250,6 @@ def _is_done(pending: _Pending) -> bool:
 def _has_frames(sources: Any) -> bool:
     """Whether this is an opened source (its frames are consumed, but closing it stays with its owner)."""
     return hasattr(sources, "__next__") and hasattr(sources, "close") and getattr(sources, "yields_frames", False)
-
-
-def _answer_timings(answer: Any) -> dict[str, float]:
-    """The per-stage timings of the session, ``queue`` and ``infer`` among them, where it states them."""
-    stages = getattr(answer, "timings_ms", None)
-    return {str(name): float(value) for name, value in stages.items()} if isinstance(stages, Mapping) else {}
 
 
 def _check_keys(changes: Mapping[str, Any]) -> None:

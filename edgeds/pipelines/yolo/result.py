@@ -93,7 +93,7 @@ class Result:
         return path
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: ``source``, ``size`` [height, width], ``detections``; ``classes`` or ``error`` where present."""
+        """Plain values: ``source``, ``size`` [height, width], ``detections``, and ``classes`` or ``error``."""
         out: dict[str, Any] = {"source": self.source, "task": self.task}
         if self.size is not None:
             out["size"] = [self.size.height_px, self.size.width_px]

@@ -64,8 +64,8 @@ def pick_outputs(outputs: Sequence[TensorSpec], input_spec: TensorSpec | None) -
 
 def boxes_per_cell(boxes: int, input_hw: tuple[int, int]) -> int:
     """1 or 3 when ``boxes`` is that many per grid cell of a known set of strides, else 0."""
-    for per_cell, stride_sets in ((1, STRIDE_SETS), (3, (*STRIDE_SETS, (16, 32)))):
-        if any(boxes == per_cell * cells_of(input_hw, strides) for strides in stride_sets):
+    for per_cell in (1, 3):
+        if any(boxes == per_cell * cells_of(input_hw, strides) for strides in STRIDE_SETS):
             return per_cell
     return 0
 
