@@ -1,0 +1,349 @@
+"""The owner thread: takes batches from the batcher, runs them on the engine, delivers the answers.
+
+Only this thread touches the engine. Futures are settled outside the lock, since their callbacks run user code.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgeds.engines import Engine
+from edgeds.engines.base import Array
+from edgeds.errors import DeadlineExceeded, InputError, QueueFull, SessionClosed
+from edgeds.runtime.batcher import Batcher, BatchPolicy, Entry
+from edgeds.runtime.jobs import Counters, Job, Piece, attempt
+from edgeds.runtime.latency import LatencyTable
+from edgeds.runtime.memory import available_memory_share
+from edgeds.runtime.rows import BatchAxis, RowJoiner, prove_rows, split_rows
+
+T = TypeVar("T")
+Task = Callable[[bool], None]
+"""Work for the owner thread between batches; the argument says that the session closed before it could be done."""
+
+MEMORY_CHECK_S = 0.25
+LONGEST_WAIT_S = 3600.0
+CLOSED_TEXT = "the session is closed; open a new one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    task: Task | None
+    expired: Sequence[Entry]
+    batch: Sequence[Entry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One engine run: outputs per entry and times in milliseconds."""
+
+    outputs: list[dict[str, Array]]
+    form_ms: float
+    compute_ms: float
+
+
+class Worker:
+    """Owns engine, queue and thread; the Session in front of it checks requests."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        axis: BatchAxis,
+        policy: BatchPolicy,
+        latency: LatencyTable,
+        clock: Callable[[], float],
+        meminfo: Path,
+    ) -> None:
+        self.engine = engine
+        self.axis = axis
+        self.policy = policy
+        self.latency = latency
+        self.clock = clock
+        self.counters = Counters()
+        self.batcher = Batcher(policy, latency=latency)
+        self.lock = threading.RLock()
+        self._work = threading.Condition(self.lock)
+        self._space = threading.Condition(self.lock)
+        self._tasks: deque[Task] = deque()
+        self._closing = False
+        self._abort = False
+        self._meminfo = meminfo
+        self._memory_checked_s: float | None = None
+        self._memory_low = False
+        self._unproven = axis.unproven
+        self._whole = axis.whole
+        self._joiner = RowJoiner(fixed=axis.fixed)
+        # A daemon thread, so that a forgotten session cannot keep the interpreter from leaving; Session's finalizer
+        # stops it in order before the interpreter is torn down.
+        self._thread = threading.Thread(target=self._serve, name="edgeds-session", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs on the owner thread, as callbacks of futures do; waiting there would never end."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def whole_outputs(self) -> tuple[str, ...]:
+        """Outputs known to have no batch axis."""
+        return self._whole
+
+    def row_limit(self) -> int:
+        """Most rows of one run right now: 1 while memory is short or rows cannot be told apart."""
+        return 1 if self._whole or self._is_memory_low() else self.policy.max_batch
+
+    def enqueue(self, job: Job, pieces: Sequence[tuple[Piece, int]]) -> None:
+        """Queue the (piece, rows) of one job, all or none. Raises SessionClosed, QueueFull, DeadlineExceeded."""
+        dropped: list[Job] = []
+        try:
+            with self.lock:
+                self._make_room(job, len(pieces), dropped)
+                now = self.clock()
+                for piece, rows in pieces:
+                    self.batcher.add(
+                        Entry(
+                            key=job.key,
+                            rows=rows,
+                            arrival_s=now,
+                            priority=job.priority,
+                            deadline_s=job.deadline_s,
+                            payload=piece,
+                        )
+                    )
+                self.counters.submitted += 1
+                self._work.notify()
+        finally:
+            for other in dropped:
+                other.fail(QueueFull("dropped for newer requests: the queue was full (on_full='drop_oldest')"))
+
+    def discard(self, job: Job) -> None:
+        """Forget the waiting pieces of a job."""
+        with self.lock:
+            self._remove(job)
+            self._space.notify_all()
+
+    def count_cancelled(self) -> None:
+        with self.lock:
+            self.counters.cancelled += 1
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the owner thread, between batches."""
+        future: Future[T] = Future()
+
+        def task(closed: bool) -> None:
+            if future.set_running_or_notify_cancel():
+                value = SessionClosed(CLOSED_TEXT) if closed else attempt(function)
+                if isinstance(value, Exception):
+                    future.set_exception(value)
+                else:
+                    future.set_result(value)
+
+        with self.lock:
+            if self._closing:
+                raise SessionClosed(CLOSED_TEXT)
+            self._tasks.append(task)
+            self._work.notify()
+        return future
+
+    def close(self, *, drain: bool, timeout_s: float | None = None) -> None:
+        """Stop taking requests; compute what waits (``drain``) or fail it with SessionClosed; end the thread."""
+        with self.lock:
+            self._closing = True
+            self._abort = self._abort or not drain
+            self._work.notify_all()
+            self._space.notify_all()
+        if not self.is_current_thread:
+            self._thread.join(timeout_s)
+
+    def _make_room(self, job: Job, count: int, dropped: list[Job]) -> None:
+        if count > self.policy.max_queue:
+            raise InputError(
+                f"the request is split in {count} batches, more than max_queue ({self.policy.max_queue}) holds"
+            )
+        while True:
+            if self._closing:
+                raise SessionClosed(CLOSED_TEXT)
+            if self.batcher.has_room(count):
+                return
+            if self.policy.on_full == "drop_oldest":
+                try:
+                    victim = self.batcher.make_room(priority=job.priority).payload.job
+                except QueueFull:
+                    self.counters.rejected += 1
+                    raise
+                self._remove(victim)
+                self.counters.dropped += 1
+                dropped.append(victim)
+            elif self.policy.on_full == "block":
+                left_s = job.deadline_s - self.clock()
+                if left_s <= 0:
+                    self.counters.expired += 1
+                    raise DeadlineExceeded("the request's deadline passed while the queue was full")
+                self._space.wait(min(left_s, LONGEST_WAIT_S))
+            else:
+                self.counters.rejected += 1
+                raise QueueFull(
+                    f"the queue is full: {len(self.batcher)} requests wait and max_queue is {self.policy.max_queue}; "
+                    "send fewer, or set on_full to 'block' or 'drop_oldest'"
+                )
+
+    def _remove(self, job: Job) -> None:
+        for entry in self.batcher.waiting(job.key):
+            if entry.payload.job is job:
+                self.batcher.remove(entry)
+
+    def _is_memory_low(self) -> bool:
+        if self.policy.min_free_memory_share <= 0:
+            return False
+        now = self.clock()
+        if self._memory_checked_s is None or now - self._memory_checked_s >= MEMORY_CHECK_S:
+            share = available_memory_share(self._meminfo)
+            was_low, self._memory_low = (
+                self._memory_low,
+                share is not None and share < self.policy.min_free_memory_share,
+            )
+            self._memory_checked_s = now
+            trim = getattr(self.engine, "trim", None)
+            if self._memory_low and not was_low and trim is not None:
+                trim()
+        return self._memory_low
+
+    def _serve(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                if work.task is not None:
+                    work.task(False)
+                for job in {id(entry.payload.job): entry.payload.job for entry in work.expired}.values():
+                    self._fail(job, DeadlineExceeded("the request's deadline passed before it was computed"), "expired")
+                if work.batch:
+                    self._run_batch(work.batch)
+                # Not kept while waiting: answers and feeds belong to the callers now.
+                del work
+        finally:
+            self._abandon()
+
+    def _next(self) -> _Work | None:
+        with self.lock:
+            while not self._abort:
+                now = self.clock()
+                limit = self.row_limit()
+                task = self._tasks.popleft() if self._tasks else None
+                expired = self.batcher.expire(now)
+                batch = [] if task else self.batcher.take(now, flush=self._closing, limit=limit)
+                if task or expired or batch:
+                    self._space.notify_all()
+                    return _Work(task=task, expired=expired, batch=batch)
+                if self._closing:
+                    return None
+                wake_s = self.batcher.next_wakeup(now, limit=limit)
+                self._work.wait(None if wake_s is None else min(wake_s - now, LONGEST_WAIT_S))
+            return None
+
+    def _abandon(self) -> None:
+        """The thread ends: whatever is left fails, and nothing new is taken."""
+        with self.lock:
+            self._closing = True
+            left = {id(entry.payload.job): entry.payload.job for entry in self.batcher.drain()}
+            tasks = list(self._tasks)
+            self._tasks.clear()
+            self._space.notify_all()
+        for job in left.values():
+            self._fail(job, SessionClosed("the session was closed before the request was computed"), "failed")
+        for task in tasks:
+            task(True)
+
+    def _fail(self, job: Job, error: Exception, counter: str) -> None:
+        with self.lock:
+            self._remove(job)
+            self._space.notify_all()
+        if job.fail(error):
+            with self.lock:
+                setattr(self.counters, counter, getattr(self.counters, counter) + 1)
+
+    def _run_batch(self, batch: Sequence[Entry]) -> None:
+        now = self.clock()
+        live = [entry for entry in batch if entry.payload.job.start(now)]
+        if self._unproven and any(len(live) > 1 or entry.payload.job.pieces > 1 for entry in live):
+            self._prove(live[0].payload)
+        if self._whole:
+            for entry in live:
+                if entry.payload.job.pieces > 1:
+                    self._fail(entry.payload.job, no_batch_axis(self._whole[0]), "failed")
+                else:
+                    self._run([entry], retried=False)
+        elif live:
+            self._run(live, retried=False)
+
+    def _prove(self, piece: Piece) -> None:
+        """Find out once, on real data, whether the undeclared outputs are per row; a failing probe leaves it open."""
+        row = {name: array[:1] for name, array in piece.feeds.items()}
+        found = attempt(lambda: prove_rows(self.engine.infer, row, names=self._unproven, fixed=self.axis.fixed))
+        if not isinstance(found, Exception):
+            with self.lock:
+                self._whole = (*self._whole, *found)
+                self._unproven = ()
+
+    def _run(self, entries: Sequence[Entry], *, retried: bool) -> None:
+        run = attempt(lambda: self._compute(entries))
+        if isinstance(run, Exception):
+            if len(entries) == 1:
+                self._fail(entries[0].payload.job, run, "failed")
+                return
+            # One bad request must not take its neighbours with it.
+            for entry in entries:
+                self._run([entry], retried=True)
+            return
+        rows = sum(entry.rows for entry in entries)
+        now = self.clock()
+        with self.lock:
+            self.counters.batches += 1
+            self.counters.rows += rows
+            self.counters.histogram[rows] = self.counters.histogram.get(rows, 0) + 1
+            self.counters.compute_ms += run.compute_ms
+        for entry, outputs in zip(entries, run.outputs, strict=True):
+            self._deliver(entry.payload, outputs, run=run, rows=rows, retried=retried, now=now)
+
+    def _deliver(
+        self, piece: Piece, outputs: dict[str, Array], *, run: _Run, rows: int, retried: bool, now: float
+    ) -> None:
+        job = piece.job
+        job.batch_form_ms += run.form_ms
+        job.compute_ms += run.compute_ms
+        job.batch_rows = max(job.batch_rows, rows)
+        job.batches += 1
+        job.retried = job.retried or retried
+        finished = attempt(lambda: job.add_result(piece.index, outputs, now=now))
+        if isinstance(finished, Exception):
+            self._fail(job, finished, "failed")
+        elif finished:
+            with self.lock:
+                self.counters.completed += 1
+
+    def _compute(self, entries: Sequence[Entry]) -> _Run:
+        rows = sum(entry.rows for entry in entries)
+        begin = self.clock()
+        feeds: dict[str, Any] = self._joiner.join([entry.payload.feeds for entry in entries], rows=rows)
+        joined = self.clock()
+        outputs = self.engine.infer(feeds)
+        done = self.clock()
+        self.latency.update(entries[0].key, rows=rows, latency_ms=max(0.0, (done - joined) * 1000))
+        split = any(entry.payload.job.pieces > 1 for entry in entries)
+        pieces = split_rows(
+            outputs, [entry.rows for entry in entries], total=self.axis.fixed or rows, check_whole=split
+        )
+        form_ms = (joined - begin + self.clock() - done) * 1000
+        return _Run(outputs=pieces, form_ms=form_ms, compute_ms=(done - joined) * 1000)
+
+
+def no_batch_axis(output: str) -> InputError:
+    """The error for a request that would have to be split, padded or joined although an output forbids it."""
+    return InputError(
+        f"output {output!r} has no batch axis, so the rows of a larger or smaller batch cannot be told apart; "
+        "send requests of the model's own batch size"
+    )
