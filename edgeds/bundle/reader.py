@@ -67,8 +67,11 @@ class Bundle:
 
         if self.manifest.preprocess is None:
             raise BundleError(f"{self.source}: the manifest states no image preprocessing, task {self.manifest.task!r}")
-        check_preprocess(self.manifest)
-        return from_json(ImagePreprocess, self.manifest.preprocess, where=f"{self.source}: preprocess")
+        try:
+            check_preprocess(self.manifest)
+            return from_json(ImagePreprocess, self.manifest.preprocess, where="preprocess")
+        except SpecError as error:
+            raise BundleError(f"{self.source}: {error}") from error
 
     def close(self) -> None:
         """Give up the bundle; removes the temporary folder of a zip. Calling it twice is fine."""
