@@ -126,13 +126,15 @@ class YoloPipeline:
 
     def predict_list(self, images: Iterable[ImageLike]) -> list[Result]:
         """Results in the order of the images. Raises SessionClosed, ModelError and engine errors for the whole call."""
-        results = []
+        return list(self.predict_each(images))
+
+    def predict_each(self, images: Iterable[ImageLike]) -> Iterator[Result]:
+        """``predict_list`` one by one: images are taken as there is room, at most ``window`` are in flight."""
         submitted = (self._submit(image, f"image {index}") for index, image in enumerate(images))
         for result in self._run(submitted, window=self._window):
             if result.error is not None:
                 log.warning("skipped: %s", result.error)
-            results.append(result)
-        return results
+            yield result
 
     async def predict_async(self, images: ImageLike | Sequence[ImageLike]) -> Any:
         """``predict`` without blocking the event loop."""
