@@ -10,6 +10,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from edgeds.errors import ModelError
+from edgeds.graph.feeds import refuse_huge
 from edgeds.graph.flops import FREE_OPS, MATRIX_OPS, Shape, node_flops
 from edgeds.graph.nodes import name_nodes
 from edgeds.graph.proto import dims_of, dtype_name, element_bits, is_standard, light_copy, one_line, subgraphs
@@ -124,12 +125,12 @@ def _recorded(
     """Shapes of the tensors ``holes`` from one run on zeros."""
     from edgeds.graph.io import input_specs
 
-    feeds = {}
-    for spec in input_specs(model):
-        dtype = np.dtype(object) if spec.dtype == "object" else spec.np_dtype
-        feeds[spec.name] = np.full(inputs[spec.name], "" if dtype.kind == "O" else 0, dtype)
     errors: tuple[type[Exception], ...] = (ModelError, *runtime_errors())
     try:
+        feeds = {}
+        for spec in input_specs(model):
+            refuse_huge(spec, inputs[spec.name])
+            feeds[spec.name] = np.full(inputs[spec.name], "" if spec.dtype == "object" else 0, spec.np_dtype)
         results = open_session(model, outputs=holes).run(holes, feeds)
     except errors as error:
         notes.append(f"{len(holes)} tensors have unknown shapes and count as empty: {one_line(error, limit=120)}")

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from edgeds.errors import ModelError
+from edgeds.graph.feeds import is_close, random_feeds
 from edgeds.graph.fold import fold_constants
 from edgeds.graph.io import input_specs
-from edgeds.graph.opset import is_close, random_feeds
 from edgeds.graph.proto import attributes, clone_model, is_standard, one_line, set_dims
 from edgeds.graph.session import open_session, runtime_errors
 from edgeds.graph.view import GraphView

@@ -29,7 +29,7 @@ from edgeds.graph.proto import (
 )
 from edgeds.graph.session import open_session
 from edgeds.graph.sniff import ENGINE_SUFFIXES, looks_like, read_head
-from edgeds.graph.validate import check_model, check_sizes, refuse_sparse
+from edgeds.graph.validate import check_inputs, check_model, check_sizes, check_text, refuse_sparse
 from edgeds.graph.versions import check_versions
 from edgeds.specs import TensorSpec
 
@@ -65,6 +65,7 @@ def load_model(path: str | Path, *, lower_ir: bool = False) -> ModelProto:
         model = _inline_functions(model, where=str(path))
     load_external(model, path)
     _drop_initializer_inputs(model)
+    check_inputs(model, where=str(path))
     check_sizes(model, where=str(path))
     check_model(model, full=False, where=str(path))
     return model
@@ -182,6 +183,7 @@ def _parse(path: Path) -> ModelProto:
     if not model.opset_import or not model.graph.output:
         what = "operator set versions" if model.graph.output else "graph outputs"
         raise ModelError(f"{path}: the model has no {what}; it was cut short or written wrongly, export it again")
+    check_text(model, where=str(path))
     return model
 
 

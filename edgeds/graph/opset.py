@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, version_converter
 
 from edgeds.errors import ModelError
-from edgeds.graph.io import input_specs
+from edgeds.graph.feeds import is_close, random_feeds
 from edgeds.graph.nodes import name_nodes
 from edgeds.graph.proto import (
     INLINE_LIMIT_BYTES,
@@ -127,34 +123,3 @@ def _compare(before: ModelProto, after: ModelProto, *, where: str) -> None:
                 f"{where}: output {item.name!r} changed, so the conversion is not faithful; "
                 "export the model with the newer opset instead"
             )
-
-
-def is_close(want: object, have: object) -> bool:
-    """Equal shape and dtype, and equal values to float rounding relative to the largest one."""
-    if not isinstance(want, np.ndarray) or not isinstance(have, np.ndarray):
-        return type(want) is type(have)
-    if want.shape != have.shape or want.dtype != have.dtype:
-        return False
-    if want.dtype.kind != "f":
-        return bool(np.array_equal(want, have))
-    size = float(np.max(np.abs(want[np.isfinite(want)]), initial=0.0))
-    loose = 1e-2 if want.dtype == np.float16 else 1e-4
-    return bool(np.allclose(want, have, rtol=loose, atol=loose * max(size, 1e-6), equal_nan=True))
-
-
-def random_feeds(
-    model: ModelProto, shapes: Mapping[str, Sequence[int]], *, seed: int = 0
-) -> dict[str, NDArray[np.generic]]:
-    """One feed per input: normal values for floats, 0 or 1 for integers (valid as masks and small indices)."""
-    generator = np.random.default_rng(seed)
-    feeds: dict[str, NDArray[np.generic]] = {}
-    for spec in input_specs(model):
-        shape = tuple(shapes[spec.name])
-        dtype = np.dtype(spec.dtype) if spec.dtype != "object" else np.dtype(object)
-        if dtype.kind == "O":
-            feeds[spec.name] = np.full(shape, "", dtype)
-        elif dtype.kind == "f":
-            feeds[spec.name] = generator.standard_normal(shape).astype(dtype)
-        else:
-            feeds[spec.name] = generator.integers(0, 2, shape).astype(dtype)
-    return feeds

@@ -39,12 +39,12 @@ def runtime_errors() -> tuple[type[Exception], ...]:
 
 
 def session_options(*, threads: int | None = None) -> Any:
-    """Options used everywhere: no spinning (it starves busy machines), no memory pattern per shape, errors only."""
+    """Options used everywhere: no spinning (it starves busy machines), no memory pattern per shape, quiet."""
     options = _runtime().SessionOptions()
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     options.intra_op_num_threads = threads if threads is not None else available
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails also raises, and is reported once
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")

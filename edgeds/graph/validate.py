@@ -12,6 +12,7 @@ from edgeds.graph.proto import (
     each_tensor,
     element_bits,
     light_copy,
+    np_dtype,
     one_line,
     tensor_nbytes,
 )
@@ -24,7 +25,7 @@ def check_model(model: ModelProto, *, full: bool, where: str) -> None:
     the check repeated: they are hints, and some exporters write wrong ones.
     """
     light = light_copy(model)
-    errors = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+    errors = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError)
     try:
         onnx.checker.check_model(light, full_check=full)
     except errors as error:
@@ -37,6 +38,32 @@ def check_model(model: ModelProto, *, full: bool, where: str) -> None:
             del model.graph.value_info[:]
         else:
             raise ModelError(f"{where}: not a valid ONNX model: {one_line(error)}") from error
+
+
+def check_text(model: ModelProto, *, where: str) -> None:
+    """Names must be UTF-8: protobuf hands out the bytes unchecked and every later use would fail on its own."""
+    try:
+        _ = (model.producer_name, model.producer_version, model.domain, model.doc_string, model.graph.doc_string)
+        for graph in each_graph(model.graph):
+            _ = graph.name
+            for item in (*graph.input, *graph.output, *graph.value_info):
+                str(item)
+            for tensor in graph.initializer:
+                _ = (tensor.name, [(entry.key, entry.value) for entry in tensor.external_data])
+            for node in graph.node:
+                _ = (node.name, node.op_type, node.domain, list(node.input), list(node.output))
+                _ = [attribute.name for attribute in node.attribute]
+        _ = [(entry.key, entry.value) for entry in model.metadata_props]
+        _ = [entry.domain for entry in model.opset_import]
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{where}: a name in the model is not UTF-8 text; the file is damaged") from error
+
+
+def check_inputs(model: ModelProto, *, where: str) -> None:
+    """Inputs that are tensors must say their element type."""
+    for item in model.graph.input:
+        if item.type.WhichOneof("value") in (None, "tensor_type") and np_dtype(item.type.tensor_type.elem_type) is None:
+            raise ModelError(f"{where}: input {item.name!r} has no usable element type; export the model again")
 
 
 def refuse_sparse(model: ModelProto, *, where: str) -> None:

@@ -80,8 +80,8 @@ def check_versions(model: ModelProto, *, where: str, lower_ir: bool) -> None:
         if not lower_ir:
             raise ModelError(
                 f"{where}: IR version {model.ir_version} found, up to {limit} supported here; the model uses nothing "
-                f"newer than version {needed}, so edgeds.graph.io.load_model(path, lower_ir=True) reads it as version {limit}; "
-                "or upgrade onnx and onnxruntime"
+                f"newer than version {needed}, so edgeds.graph.io.load_model(path, lower_ir=True) "
+                f"reads it as version {limit}; or upgrade onnx and onnxruntime"
             )
         model.ir_version = limit
     opset = main_opset(model)
