@@ -10,18 +10,51 @@ from typing import Any
 
 from edgeds._version import __version__
 
-_PUBLIC = {
-    "EdgedsError": "edgeds.errors",
+_MODULES = {
+    "edgeds.errors": (
+        "BudgetError",
+        "BuildError",
+        "BundleError",
+        "CalibrationError",
+        "CudaError",
+        "DeadlineExceeded",
+        "DeviceError",
+        "EdgedsError",
+        "EngineMismatch",
+        "InputError",
+        "MissingDependency",
+        "ModelError",
+        "OutOfMemory",
+        "QueueFull",
+        "SensorUnavailable",
+        "SessionClosed",
+        "SpecError",
+    ),
+    "edgeds.specs": ("Budget", "Resolution", "ShapeRange", "TensorSpec"),
+    "edgeds.zoo": ("fetch_model", "fetch_photos", "list_models", "model_path"),
+    "edgeds.preproc": ("ImagePreprocess",),
+    "edgeds.buckets": ("cover_resolutions", "pick_bucket"),
+    "edgeds.bundle": ("Bundle", "Manifest", "open_bundle", "verify_bundle", "write_bundle"),
+    "edgeds.engines": ("Engine", "available_backends", "open_engine"),
+    "edgeds.runtime": ("BatchPolicy", "LatencyTable", "Session"),
+    "edgeds.pipelines.yolo": ("Result", "YoloPipeline"),
+    "edgeds.graph.io": ("load_model", "save_model"),
+    "edgeds.graph.inspect": ("inspect_model",),
+    "edgeds.compress.calibset": ("open_calibration",),
+    "edgeds.compress.quantize": ("QuantizeReport", "quantize_model"),
 }
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = value  # the next look-up does not come here
+        return value
     raise AttributeError(f"module 'edgeds' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*globals(), *_PUBLIC})

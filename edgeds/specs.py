@@ -195,7 +195,7 @@ def _convert(hint: Any, value: Any, *, where: str) -> Any:
 
 
 def _int_key(key: Any, *, where: str) -> int:
-    # JSON has only text keys. ASCII digits only: int() also takes "1_0", " 1" and other scripts' digits.
-    if not re.fullmatch(r"-?[0-9]{1,18}", str(key)):
+    # JSON has only text keys. One spelling per number ("01" would hide "1"), and not what int() takes beyond: "1_0".
+    if not re.fullmatch(r"0|-?[1-9][0-9]{0,17}", str(key)):
         raise SpecError(f"{where}: key {key!r} is not a whole number")
     return int(key)

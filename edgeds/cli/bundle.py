@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from edgeds.cli.options import add_action
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import read_json
-from edgeds.specs import Resolution
+from edgeds.specs import Resolution, from_json
 
 SUMMARY = "Create, show, verify, zip and unzip bundles: the folder that holds a model and all a device needs to run it."
 
@@ -156,6 +157,11 @@ def _summary_if_readable(args: argparse.Namespace) -> dict[str, Any]:
     return _summary(manifest)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    names: dict[int, str]
+
+
 def read_names(path: Path) -> dict[int, str]:
     """Class names from a text file (one per line) or JSON (a list, or an object with class numbers as keys).
 
@@ -163,13 +169,8 @@ def read_names(path: Path) -> dict[int, str]:
     """
     if path.suffix.lower() == ".json":
         data = read_json(path)
-        pairs = (
-            list(enumerate(data)) if isinstance(data, list) else list(data.items()) if isinstance(data, dict) else []
-        )
-        try:
-            names = {int(key): name for key, name in pairs}
-        except ValueError as error:
-            raise SpecError(f"{path}: class numbers must be whole numbers: {error}") from error
+        listed = {str(number): name for number, name in enumerate(data)} if isinstance(data, list) else data
+        names = from_json(_Names, {"names": listed}, where=str(path)).names
     else:
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -179,7 +180,7 @@ def read_names(path: Path) -> dict[int, str]:
         while names and not names[len(names) - 1]:
             del names[len(names) - 1]
     for number, name in names.items():
-        if number < 0 or not isinstance(name, str) or not name.strip():
+        if number < 0 or not name.strip():
             raise SpecError(f"{path}: class {number} has the name {name!r}; every class needs a text")
     if not names:
         raise SpecError(f"{path}: holds no class names")

@@ -60,6 +60,7 @@ def test_json_round_trip_is_exact(value: Outer) -> None:
         ({"flag": 1}, ["x.flag", "bool"]),
         ({"names": {"one": "x"}}, ["x.names", "'one'", "whole number"]),
         ({"names": {"1_0": "x"}}, ["x.names", "'1_0'"]),
+        ({"names": {"1": "x", "01": "y"}}, ["x.names", "'01'"]),
         ({"names": []}, ["x.names", "object"]),
         ({"names": {"0": 1}}, ["x.names.0", "str"]),
         ({"many": [{"size": "640"}, {}]}, ["x.many[1]", "'size' is missing"]),
