@@ -4,7 +4,8 @@ One queue per key (input shape), so a batch never mixes shapes. A queue is due w
 request has waited ``max_delay_ms``, or when waiting longer would miss a deadline by the latency table. Priorities age:
 a request counts as having arrived ``aging_ms`` earlier per priority level. So a request can only be overtaken by one
 of d levels more if that one arrives within d x aging_ms of it: nothing starves, and equal priorities stay first in,
-first out.
+first out. Between keys the one that has waited longest since its arrival or its last turn goes first, so a backlog of
+one shape cannot hold back a rare one.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class Batcher:
         self.policy = policy
         self.latency = latency if latency is not None else LatencyTable()
         self._queues: dict[str, list[Entry]] = {}
+        # When a key that still waits had its last turn.
+        self._turns: dict[str, float] = {}
         self._count = 0
         self._sequence = 0
         self._deadlines = 0
@@ -147,6 +150,7 @@ class Batcher:
         """Remove and return everything, in order of service."""
         entries = sorted(self._all(), key=_order)
         self._queues.clear()
+        self._turns.clear()
         self._count = self._deadlines = 0
         return entries
 
@@ -164,6 +168,7 @@ class Batcher:
         count = self._cut(queue, now, most, flush=flush)
         batch = queue[:count]
         del queue[:count]
+        self._turns[key] = now
         self._forget(key, batch)
         return batch
 
@@ -186,6 +191,7 @@ class Batcher:
         self._deadlines -= sum(entry.deadline_s != math.inf for entry in gone)
         if not self._queues[key]:
             del self._queues[key]
+            self._turns.pop(key, None)
 
     def _target(self, most: int) -> int:
         return max((size for size in self.policy.preferred_batch if size <= most), default=most)
@@ -211,11 +217,11 @@ class Batcher:
         return -math.inf if expected_ms is None else deadline - expected_ms / 1000
 
     def _most_urgent(self, due: list[str], now: float, most: int) -> str:
-        """The due queue whose head counts as oldest, unless running it first makes another one late.
+        """The due queue whose turn it is, unless running it first makes another one late.
 
         A deadline overtakes only at the same or a higher priority, and only a head that has not aged yet.
         """
-        best = min(due, key=lambda key: self._queues[key][0].order)
+        best = min(due, key=self._turn)
         head = self._queues[best][0]
         patience_s = (self.policy.max_delay_ms + self.policy.aging_ms) / 1000
         if len(due) == 1 or now - head.arrival_s > patience_s or self._latest_start([head], most) != math.inf:
@@ -228,6 +234,12 @@ class Batcher:
         ]
         late = [item for item in late if item[0] < now + cost_s]
         return min(late)[1] if late else best
+
+    def _turn(self, key: str) -> tuple[float, int]:
+        """Since when the key waits for a turn, earlier by its head's priority."""
+        head = self._queues[key][0]
+        since_s = max(head.arrival_s, self._turns.get(key, -math.inf))
+        return since_s - head.priority * self.policy.aging_ms / 1000, head.order[1]
 
     def _cut(self, queue: list[Entry], now: float, most: int, *, flush: bool) -> int:
         """How many entries go: up to the preferred size, or all that fit when the rest has waited long enough."""

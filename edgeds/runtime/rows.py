@@ -181,3 +181,24 @@ def _repeats(single: Array, tiled: Array, rows: int) -> bool:
         return bool((tiled == single).all())
     scale = float(np.abs(single[np.isfinite(single)]).max(initial=0.0))
     return bool(np.allclose(tiled, single, rtol=1e-2, atol=1e-3 * scale, equal_nan=True))
+
+
+def row_zeros(spec: TensorSpec, shape: Resolution | Mapping[str, tuple[int, ...]], *, rows: int) -> Array:
+    """Zeros for one input: the given row shape, or the spec's own with height and width of the resolution.
+
+    Raises SpecError when a dim stays open, InputError for a shape that cannot exist.
+    """
+    dims: list[object] = list(spec.shape[1:])
+    if isinstance(shape, Resolution):
+        if len(spec.shape) == 4:
+            height, width = spatial_axes(spec)
+            dims[height - 1], dims[width - 1] = shape.height_px, shape.width_px
+    elif spec.name in shape:
+        dims = list(shape[spec.name])
+    sizes = [dim for dim in dims if isinstance(dim, int)]
+    if len(sizes) < len(dims):
+        raise SpecError(f"input {spec} has open dims; give its size, as shapes=[{{{spec.name!r}: (dims of one row)}}]")
+    try:
+        return np.zeros((rows, *sizes), dtype=spec.np_dtype)
+    except ValueError as error:
+        raise InputError(f"input {spec.name!r} cannot have shape {(rows, *sizes)}: {error}") from error

@@ -17,18 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from edgeds.engines import Engine
 from edgeds.engines.base import Array
-from edgeds.errors import InputError, SpecError
+from edgeds.errors import SpecError
 from edgeds.progress import track
 from edgeds.runtime.batcher import MAX_PRIORITY, BatchPolicy, is_number
 from edgeds.runtime.jobs import Answer, Job, Piece, SessionStats
 from edgeds.runtime.latency import LatencyTable
-from edgeds.runtime.rows import BatchAxis, check_request, request_key, spatial_axes
+from edgeds.runtime.rows import BatchAxis, check_request, request_key, row_zeros
 from edgeds.runtime.worker import Worker, no_batch_axis
-from edgeds.specs import Resolution, TensorSpec
+from edgeds.specs import Resolution
 
 EXIT_WAIT_S = 5.0
 
@@ -141,7 +139,7 @@ class Session:
         wanted = list(shapes if shapes is not None else self.buckets or [{}])
         plans = [(shape, rows) for shape in wanted for rows in self._batch_sizes()]
         for shape, rows in track(plans, what="warming up", unit="shape", quiet=quiet):
-            feeds = {spec.name: _zeros(spec, shape, rows) for spec in self._axis.inputs}
+            feeds = {spec.name: row_zeros(spec, shape, rows=rows) for spec in self._axis.inputs}
             self._worker.call(lambda feeds=feeds, rows=rows: self._measure(feeds, rows)).result()  # type: ignore[misc]
         return self.latency.snapshot()
 
@@ -225,21 +223,3 @@ def _fit_policy(policy: BatchPolicy, fixed: int | None) -> BatchPolicy:
         return policy
     preferred = tuple(size for size in policy.preferred_batch if size <= fixed)
     return replace(policy, max_batch=fixed, preferred_batch=preferred)
-
-
-def _zeros(spec: TensorSpec, shape: Resolution | Mapping[str, tuple[int, ...]], rows: int) -> Array:
-    """Zeros for one input: the given row shape, or the spec's own with height and width of the resolution."""
-    dims: list[object] = list(spec.shape[1:])
-    if isinstance(shape, Resolution):
-        if len(spec.shape) == 4:
-            height, width = spatial_axes(spec)
-            dims[height - 1], dims[width - 1] = shape.height_px, shape.width_px
-    elif spec.name in shape:
-        dims = list(shape[spec.name])
-    sizes = [dim for dim in dims if isinstance(dim, int)]
-    if len(sizes) < len(dims):
-        raise SpecError(f"warm-up: input {spec} has open dims; pass shapes=[{{{spec.name!r}: (dims of one row)}}]")
-    try:
-        return np.zeros((rows, *sizes), dtype=spec.np_dtype)
-    except ValueError as error:
-        raise InputError(f"warm-up: input {spec.name!r} cannot have shape {(rows, *sizes)}: {error}") from error

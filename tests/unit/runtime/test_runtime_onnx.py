@@ -92,8 +92,9 @@ def test_mixed_resolutions_from_four_threads(anchors_path):
     assert answer.batch_rows == 1
     assert stats.mean_batch_rows > 1
     assert stats.completed == 81
-    # Its delay, the runs that were in the way (one of each other shape), and slack for a busy machine.
-    assert answer.queue_ms <= 20 + 2 * slowest + 60
+    # Its delay, the runs that were in the way (one of each other shape), and slack for a busy machine. Without turns
+    # between shapes it would wait for the whole backlog of the others.
+    assert answer.queue_ms <= 20 + 3 * slowest + 100
     engine.close()
 
 

@@ -1,0 +1,1 @@
+"""What came out: speed, accuracy, and the facts that make the figures comparable."""
