@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,14 +26,16 @@ OPEN_TIMEOUT_MS = 10_000
 class Frame:
     """One picture: where it is from, its number there (from 0), BGR uint8 pixels, time in seconds.
 
-    ``time_s`` is the position in a video file, the monotonic clock for live sources, 0 for images. When the picture
-    could not be read ``image_bgr`` is None and ``error`` says why.
+    ``time_s`` is the position in a video file, the monotonic clock for live sources, 0 for images. ``fps`` is the
+    nominal rate of a video, None for images. When the picture could not be read ``image_bgr`` is None and ``error``
+    says why.
     """
 
     source: str
     index: int
     image_bgr: ImageU8 | None
     time_s: float = 0.0
+    fps: float | None = None
     error: InputError | None = None
 
 
@@ -140,7 +142,7 @@ class VideoReader:
         index = self._index
         self._index += 1
         at = time.monotonic() if self._live else index / self.fps
-        return Frame(source=self._name, index=index, image_bgr=to_bgr(image, where=self._name), time_s=at)
+        return Frame(source=self._name, index=index, image_bgr=to_bgr(image, where=self._name), time_s=at, fps=self.fps)
 
     def close(self) -> None:
         self.done = True
@@ -210,7 +212,7 @@ class LatestReader:
                 tries = 0
                 if not self._live and self._stop.wait(max(0.0, start + frame.time_s - time.monotonic())):
                     return
-                self._publish(Frame(source=self._name, index=index, image_bgr=frame.image_bgr, time_s=frame.time_s))
+                self._publish(replace(frame, index=index))
                 index += 1
         finally:
             self._video.close()

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgeds.engines.base import Engine
     from edgeds.runtime import BatchPolicy
 
-_SESSION_KEYS = {"policy", "max_batch"}
-
 
 def open_bundle_pipeline(
     source: str | Path | Bundle,
@@ -28,6 +26,7 @@ def open_bundle_pipeline(
     backend: str = "auto",
     precision: str = "auto",
     threads: int | None = None,
+    buckets: Sequence[Resolution | int | str] | None = None,
     **options: Any,
 ) -> YoloPipeline:
     """See ``YoloPipeline.from_bundle``."""
@@ -47,7 +46,7 @@ def open_bundle_pipeline(
             names=manifest.names or None,
             head=manifest.head or {"task": manifest.task},
             preprocess=bundle.preprocess(),
-            buckets=manifest.buckets or None,
+            buckets=buckets or manifest.buckets or None,
             max_batch=manifest.max_batch,
             owned=owned,
             **options,

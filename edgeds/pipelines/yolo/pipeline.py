@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,9 +76,9 @@ class YoloPipeline:
 
     @classmethod
     def from_bundle(cls, source: str | Path | Bundle, **options: Any) -> YoloPipeline:
-        """Open a bundle. ``options``: ``backend``, ``precision``, ``threads``, ``policy`` and the thresholds
-        ``conf``, ``iou``, ``max_det``, ``agnostic``, ``multi_label``. Raises BundleError, and EngineMismatch when the
-        preprocessing or the model's input does not belong to the bundle (report B49)."""
+        """Open a bundle. ``options``: ``backend``, ``precision``, ``threads``, ``buckets``, ``policy``, and the
+        thresholds ``conf``, ``iou``, ``max_det``, ``agnostic``, ``multi_label``. Raises BundleError, and
+        EngineMismatch when preprocessing or model input do not belong to the bundle (report B49)."""
         from edgeds.pipelines.yolo.opening import open_bundle_pipeline
 
         return open_bundle_pipeline(source, **options)
@@ -140,7 +140,7 @@ class YoloPipeline:
         """``predict`` without blocking the event loop."""
         return await asyncio.to_thread(self.predict, images)
 
-    def stream(self, sources: Any, *, policy: str = "auto") -> Iterator[tuple[Frame, Result]]:
+    def stream(self, sources: Any, *, policy: str = "auto") -> Generator[tuple[Frame, Result], None, None]:
         """(frame, result) pairs in order for everything ``open_sources`` takes, or for an iterable of ``Frame``.
 
         At most ``window`` frames are in flight. A frame that cannot be used gives a result with ``error`` set. Sources
