@@ -83,8 +83,9 @@ class Batcher:
         self.policy = policy
         self.latency = latency if latency is not None else LatencyTable()
         self._queues: dict[str, list[Entry]] = {}
-        # When a key that still waits had its last turn.
+        # When the last turn of a waiting key ended, which shows at the next call of take.
         self._turns: dict[str, float] = {}
+        self._running: str | None = None
         self._count = 0
         self._sequence = 0
         self._deadlines = 0
@@ -160,6 +161,9 @@ class Batcher:
         ``flush`` makes every queue due. ``limit`` lowers the rows of this batch; the first entry always goes, whole.
         """
         most = min(limit or self.policy.max_batch, self.policy.max_batch)
+        if self._running in self._queues:
+            self._turns[self._running] = now
+        self._running = None
         due = [key for key in self._queues if flush or self._due_at(key, most) <= now]
         if not due:
             return []
@@ -168,7 +172,7 @@ class Batcher:
         count = self._cut(queue, now, most, flush=flush)
         batch = queue[:count]
         del queue[:count]
-        self._turns[key] = now
+        self._running = key
         self._forget(key, batch)
         return batch
 
