@@ -28,6 +28,7 @@ from edgeds.graph.proto import (
     weight_bytes,
 )
 from edgeds.graph.session import open_session
+from edgeds.graph.shapes import fill_output_shapes
 from edgeds.graph.sniff import ENGINE_SUFFIXES, looks_like, read_head
 from edgeds.graph.validate import check_inputs, check_model, check_sizes, check_text, refuse_sparse
 from edgeds.graph.versions import check_versions
@@ -68,6 +69,7 @@ def load_model(path: str | Path, *, lower_ir: bool = False) -> ModelProto:
     check_inputs(model, where=str(path))
     check_sizes(model, where=str(path))
     check_model(model, full=False, where=str(path))
+    fill_output_shapes(model)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from onnx import ModelProto, NodeProto, version_converter
+from onnx import ModelProto, NodeProto, helper, version_converter
 
 from edgeds.errors import ModelError
 from edgeds.graph.feeds import is_close, random_feeds
@@ -50,12 +50,34 @@ def require_opset(model: ModelProto, minimum: int) -> ModelProto:
             f"{where} failed: {one_line(error)}; export the model with opset {minimum} or newer"
         ) from error
     result = restore_weights(converted, model)
+    _keep_names(result, named)
+    if found < 11 <= minimum:
+        _keep_resize_rule(result, {node.name for node in named.graph.node if node.op_type in ("Resize", "Upsample")})
     _restore_header(result, model, minimum=minimum)
     name_nodes(result)
     check_model(result, full=True, where=where)
     if weight_bytes(model) < INLINE_LIMIT_BYTES:
         _compare(model, result, where=where)
     return result
+
+
+def _keep_names(result: ModelProto, named: ModelProto) -> None:
+    """Where the converter swapped a node for another and lost its name, the node that makes its output gets it back."""
+    present = {node.name for node in result.graph.node}
+    lost = {n.output[0]: n.name for n in named.graph.node if n.output and n.name not in present}
+    for node in result.graph.node:
+        if not node.name and node.output and node.output[0] in lost:
+            node.name = lost[node.output[0]]
+
+
+def _keep_resize_rule(result: ModelProto, names: set[str]) -> None:
+    """Before opset 11 resizing was 'asymmetric' with floor; the converter leaves the new default, half_pixel."""
+    for node in result.graph.node:
+        if node.op_type == "Resize" and node.name in names:
+            set_by_name = {attribute.name for attribute in node.attribute}
+            for key, text in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
+                if key not in set_by_name:
+                    node.attribute.append(helper.make_attribute(key, text))
 
 
 def _restore_header(result: ModelProto, model: ModelProto, *, minimum: int) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import ModelProto, TypeProto
+from onnx import ModelProto, TypeProto, ValueInfoProto
 
 from edgeds.errors import ModelError, SpecError
-from edgeds.graph.proto import clone_model, dims_of, light_copy, one_line, set_dims
+from edgeds.graph.proto import clone_model, dims_of, light_copy, one_line, set_dims, subgraphs
 from edgeds.specs import Dim
 
 DEFAULT_IMAGE_PX = 640
@@ -44,6 +44,9 @@ def infer_shapes(model: ModelProto, input_shapes: Mapping[str, Sequence[int]] | 
     inferred = _infer(light_copy(result))
     del result.graph.value_info[:]
     result.graph.value_info.extend(inferred.graph.value_info)
+    for index, node in enumerate(inferred.graph.node):
+        if subgraphs(node):
+            result.graph.node[index].CopyFrom(node)  # with the shapes inside its bodies
     known = {item.name: item for item in inferred.graph.output}
     for index, item in enumerate(result.graph.output):
         found = known.get(item.name)
@@ -59,6 +62,21 @@ def infer_types(model: ModelProto) -> dict[str, TypeProto]:
     """Types of all main-graph tensors that inference can reach, by name, without copying the weights."""
     inferred = _infer(light_copy(model)).graph
     return {item.name: item.type for item in (*inferred.value_info, *inferred.input, *inferred.output)}
+
+
+def fill_output_shapes(model: ModelProto) -> None:
+    """Give graph outputs that say no shape the inferred one, in place; the ONNX checker insists on a shape."""
+    bare = [item for item in model.graph.output if _lacks_shape(item)]
+    if bare:
+        types = infer_types(model)
+        for item in bare:
+            dims = dims_of(types[item.name]) if item.name in types else None
+            if dims is not None:
+                set_dims(item, dims)
+
+
+def _lacks_shape(item: ValueInfoProto) -> bool:
+    return item.type.WhichOneof("value") == "tensor_type" and not item.type.tensor_type.HasField("shape")
 
 
 def _infer(light: ModelProto) -> ModelProto:

@@ -14,8 +14,10 @@ from edgeds.graph.proto import (
     light_copy,
     np_dtype,
     one_line,
+    set_dims,
     tensor_nbytes,
 )
+from edgeds.graph.shapes import fill_output_shapes
 
 
 def check_model(model: ModelProto, *, full: bool, where: str) -> None:
@@ -25,6 +27,11 @@ def check_model(model: ModelProto, *, full: bool, where: str) -> None:
     the check repeated: they are hints, and some exporters write wrong ones.
     """
     light = light_copy(model)
+    fill_output_shapes(light)
+    for item in light.graph.output:
+        # Of unknown rank even after inference: onnxruntime takes that, the checker wants some shape.
+        if item.type.WhichOneof("value") == "tensor_type" and not item.type.tensor_type.HasField("shape"):
+            set_dims(item, (None,))
     errors = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError)
     try:
         onnx.checker.check_model(light, full_check=full)
