@@ -76,6 +76,13 @@ class OnnxRuntimeEngine:
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once; see Engine.infer."""
+        return {name: _own(value) for name, value in self.infer_borrowed(feeds).items()}
+
+    def infer_borrowed(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """``infer`` without the last copy, for callers that copy themselves and drop the arrays at once.
+
+        The arrays are nobody else's, but they may be views into the runtime's arena and keep a block of it alive.
+        """
         session = self._session
         if session is None:
             raise SessionClosed(f"the engine of {self.path.name} is closed; open it again")
@@ -88,10 +95,10 @@ class OnnxRuntimeEngine:
             raise OutOfMemory(f"{self.path.name}: not enough memory for {_shapes(checked)}") from error
         except self._errors as error:
             raise self._run_error(error, checked) from error
-        return {
-            name: _own(value, where=f"{self.path.name}: output {name!r}")
-            for name, value in zip(self._names, values, strict=True)
-        }
+        for name, value in zip(self._names, values, strict=True):
+            if not isinstance(value, np.ndarray):
+                raise ModelError(f"{self.path.name}: output {name!r} is {type(value).__name__}, not a tensor")
+        return dict(zip(self._names, values, strict=True))
 
     def infer_async(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
         """``infer`` on a worker thread; see Engine.infer_async."""
@@ -202,10 +209,8 @@ def _spec(arg: Any, path: Path, *, kind: str) -> TensorSpec:
     return TensorSpec(name=arg.name, dtype=dtype, shape=shape)
 
 
-def _own(value: Any, *, where: str) -> Array:
+def _own(value: Array) -> Array:
     """The output as an array that shares no memory with the runtime."""
-    if not isinstance(value, np.ndarray):
-        raise ModelError(f"{where} is {type(value).__name__}, not a tensor")
     # Newer releases hand out views into their arena: a caller that keeps one would pin a whole arena block.
     return value if value.flags.owndata and value.flags.writeable else value.copy()
 

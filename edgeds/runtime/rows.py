@@ -202,3 +202,11 @@ def row_zeros(spec: TensorSpec, shape: Resolution | Mapping[str, tuple[int, ...]
         return np.zeros((rows, *sizes), dtype=spec.np_dtype)
     except ValueError as error:
         raise InputError(f"input {spec.name!r} cannot have shape {(rows, *sizes)}: {error}") from error
+
+
+def no_batch_axis(output: str) -> InputError:
+    """The error for a request that would have to be split, padded or joined although an output forbids it."""
+    return InputError(
+        f"output {output!r} has no batch axis, so the rows of a larger or smaller batch cannot be told apart; "
+        "send requests of the model's own batch size"
+    )

@@ -24,8 +24,8 @@ from edgeds.progress import track
 from edgeds.runtime.batcher import MAX_PRIORITY, BatchPolicy, is_number
 from edgeds.runtime.jobs import Answer, Job, Piece, SessionStats
 from edgeds.runtime.latency import LatencyTable
-from edgeds.runtime.rows import BatchAxis, check_request, request_key, row_zeros
-from edgeds.runtime.worker import Worker, no_batch_axis
+from edgeds.runtime.rows import BatchAxis, check_request, no_batch_axis, request_key, row_zeros
+from edgeds.runtime.worker import Worker
 from edgeds.specs import Resolution
 
 EXIT_WAIT_S = 5.0

@@ -20,7 +20,7 @@ from edgeds.runtime.batcher import Batcher, BatchPolicy, Entry
 from edgeds.runtime.jobs import Counters, Job, Piece, attempt
 from edgeds.runtime.latency import LatencyTable
 from edgeds.runtime.memory import available_memory_share
-from edgeds.runtime.rows import BatchAxis, RowJoiner, prove_rows, split_rows
+from edgeds.runtime.rows import BatchAxis, RowJoiner, no_batch_axis, prove_rows, split_rows
 
 T = TypeVar("T")
 Task = Callable[[bool], None]
@@ -78,6 +78,7 @@ class Worker:
         self._memory_low = False
         self._unproven = axis.unproven
         self._whole = axis.whole
+        self._infer_cut = getattr(engine, "infer_borrowed", engine.infer)
         self._joiner = RowJoiner(fixed=axis.fixed)
         # A daemon thread, so that a forgotten session cannot keep the interpreter from leaving; Session's finalizer
         # stops it in order before the interpreter is torn down.
@@ -330,20 +331,13 @@ class Worker:
         begin = self.clock()
         feeds: dict[str, Any] = self._joiner.join([entry.payload.feeds for entry in entries], rows=rows)
         joined = self.clock()
-        outputs = self.engine.infer(feeds)
+        total = self.axis.fixed or rows
+        # Rows that will be cut apart are copied then; a lone request gets the engine's arrays as they are.
+        lone = len(entries) == 1 and rows == total
+        outputs = (self.engine.infer if lone else self._infer_cut)(feeds)
         done = self.clock()
         self.latency.update(entries[0].key, rows=rows, latency_ms=max(0.0, (done - joined) * 1000))
         split = any(entry.payload.job.pieces > 1 for entry in entries)
-        pieces = split_rows(
-            outputs, [entry.rows for entry in entries], total=self.axis.fixed or rows, check_whole=split
-        )
+        pieces = split_rows(outputs, [entry.rows for entry in entries], total=total, check_whole=split)
         form_ms = (joined - begin + self.clock() - done) * 1000
         return _Run(outputs=pieces, form_ms=form_ms, compute_ms=(done - joined) * 1000)
-
-
-def no_batch_axis(output: str) -> InputError:
-    """The error for a request that would have to be split, padded or joined although an output forbids it."""
-    return InputError(
-        f"output {output!r} has no batch axis, so the rows of a larger or smaller batch cannot be told apart; "
-        "send requests of the model's own batch size"
-    )
