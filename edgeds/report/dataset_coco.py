@@ -29,12 +29,12 @@ def open_coco(
     for index, note in enumerate(notes):
         _check_note(note, classes, where=f"{path}: annotations[{index}]")
         by_image.setdefault(note["image_id"], []).append(note)
-    known = {row.get("id") for row in images}
+    if not images:
+        raise SpecError(f"{path}: lists no images")
+    known = {row.get("id") for row in images if isinstance(row.get("id"), int | str)}
     if stray := next((key for key in by_image if key not in known), None):
         raise SpecError(f"{path}: an annotation names image {stray!r}, which is not listed")
     images = sorted(images, key=lambda row: str(row.get("file_name")))[:limit]
-    if not images:
-        raise SpecError(f"{path}: lists no images")
     find = _finder(root, path.stem, split)
     samples = []
     for index, row in enumerate(images):
@@ -71,11 +71,11 @@ def _class_numbers(categories: list[Mapping[str, Any]], names: Mapping[int, str]
 
 def _check_note(note: Mapping[str, Any], classes: Mapping[Any, int], *, where: str) -> None:
     box = note.get("bbox")
-    if "image_id" not in note or not isinstance(box, list) or len(box) != 4:
+    if not isinstance(note.get("image_id"), int | str) or not isinstance(box, list) or len(box) != 4:
         raise SpecError(f"{where}: needs image_id and bbox [x, y, width, height]")
-    if not all(isinstance(value, int | float) and np.isfinite(value) for value in box):
-        raise SpecError(f"{where}: bbox {box} holds something that is not a finite number")
-    if note.get("category_id") not in classes:
+    if not all(isinstance(value, int | float) and np.isfinite(value) for value in [*box, note.get("area") or 0]):
+        raise SpecError(f"{where}: bbox {box} or area holds something that is not a finite number")
+    if not isinstance(note.get("category_id"), int) or note["category_id"] not in classes:
         raise SpecError(f"{where}: category_id {note.get('category_id')!r} is not among the categories")
 
 

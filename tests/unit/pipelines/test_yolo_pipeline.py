@@ -290,3 +290,18 @@ def test_import_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.zoo
+def test_the_zoo_detector_finds_what_its_photographs_show() -> None:
+    """Real weights on real pictures: layout from metadata, sensible boxes, equal results alone and in a batch."""
+    from edgeds.zoo import fetch_model, fetch_photos
+
+    with YoloPipeline.from_model(fetch_model("yolo11n"), buckets=[320], threads=2) as pipeline:
+        photos = fetch_photos()[:4]
+        results = pipeline.predict(photos)
+        assert sum(len(result) for result in results) >= len(photos)
+        for photo, result in zip(photos, results, strict=True):
+            alone = pipeline.predict(photo)
+            np.testing.assert_allclose(alone.xyxy, result.xyxy, atol=0.5)
+            assert alone.cls.tolist() == result.cls.tolist()
