@@ -1,5 +1,6 @@
 """Damaged and hostile bundles: refused with the file named, and nothing outside is read or written."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, write_bundle, zip_bundle
 from edgeds.bundle.golden import read_golden
@@ -311,12 +315,50 @@ def test_golden_samples_never_unpickle_and_headers_are_not_trusted(tmp_path: Pat
         "not-npy": {"x.txt": b"hello"},
         "text-dtype": {"x.npy": _npy(np.array(["a"]), tmp_path / "c.npy")},
         "empty": {"x.npy": b""},
+        "nul-header": {"x.npy": good.replace(b"descr", b"\0escr")},
+        "code-header": {"x.npy": good.replace(b"'<f8'", b"f(1) ")},
+        "negative": {"x.npy": good.replace(b"(4,)", b"-4, ")},
+        "two-negatives": {"x.npy": good.replace(b"(4,) ", b"(-2,-2)").replace(b"  \n", b"\n")},
+        "bool-dim": {"x.npy": good.replace(b"(4,), ", b"(True,), ").replace(b"   \n", b"\n")},
+        "structured": {"x.npy": _npy(np.zeros(2, dtype=[("a", "i4")]), tmp_path / "d.npy")},
+        "dates": {"x.npy": _npy(np.zeros(2, dtype="M8[s]"), tmp_path / "e.npy")},
     }
     for name, entries in cases.items():
         with pytest.raises(BundleError, match=rf"{name}\.npz"):
             read_golden(_npz(tmp_path / f"{name}.npz", entries))
     with pytest.raises(BundleError, match="allowed"):
         read_golden(_npz(tmp_path / "big.npz", {"x.npy": good}), max_bytes=100)
+
+
+@given(
+    hnp.arrays(
+        dtype=hnp.boolean_dtypes() | hnp.integer_dtypes() | hnp.floating_dtypes(sizes=(16, 32, 64), endianness="?"),
+        shape=hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
+    ),
+    st.booleans(),
+)
+def test_golden_arrays_are_read_as_numpy_wrote_them(
+    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool
+) -> None:
+    path = tmp_path_factory.mktemp("golden") / "g.npz"
+    np.savez(path, x=np.array(array, order="F" if fortran else "C"))
+    found = read_golden(path)["x"]
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+    assert found.flags.writeable
+
+
+@given(st.binary(max_size=60), st.integers(0, 130))
+def test_any_damage_to_golden_samples_is_a_bundle_error_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes, start: int
+) -> None:
+    root = tmp_path_factory.mktemp("golden")
+    np.save(root / "x.npy", np.arange(6.0).reshape(2, 3))
+    data = bytearray((root / "x.npy").read_bytes())
+    data[start : start + len(noise)] = noise
+    with contextlib.suppress(BundleError):
+        read_golden(_npz(root / "g.npz", {"x.npy": bytes(data)}))
 
 
 def test_broken_golden_samples_are_a_problem(bundle: Path) -> None:
