@@ -19,6 +19,7 @@ from edgeds.imagefile import ImageU8, import_cv2, read_image, to_bgr
 log = logging.getLogger("edgeds.pipelines.sources")
 
 RECONNECT_TRIES = 5
+RECONNECT_WAIT_S = 1.0
 OPEN_TIMEOUT_MS = 10_000
 
 
@@ -230,7 +231,7 @@ class LatestReader:
 
     def _reopen(self, tries: int) -> None:
         log.warning("%s: the stream broke; opening it again (%d of %d)", self._name, tries, RECONNECT_TRIES)
-        if self._stop.wait(min(2.0 ** (tries - 1), 8.0)):
+        if self._stop.wait(min(RECONNECT_WAIT_S * 2.0 ** (tries - 1), 8.0)):
             return
         try:
             video = self._opener()

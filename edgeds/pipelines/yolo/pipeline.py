@@ -111,32 +111,33 @@ class YoloPipeline:
         _check_keys(changes)
         return YoloPipeline(self.session, self.setup, options=replace(self.options, **changes), window=self._window)
 
-    def predict(self, images: ImageLike | Sequence[ImageLike]) -> Any:
-        """Results for one image (a Result) or a list of them (a list, same order); see ``predict_list``.
+    def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Result]:
+        """Results in the order of the images; a single image gives a list of one.
 
         An image is a path or an array that ``preproc.to_bgr`` takes. One bad image raises InputError when it is alone;
-        in a list its own Result has ``error`` set and the others are not affected (report B89).
+        in a list its own Result has ``error`` set and the others are not affected (report B89). SessionClosed,
+        ModelError and engine errors end the whole call.
         """
         if isinstance(images, str | Path | np.ndarray):
-            result = self.predict_list([images])[0]
-            if result.error is not None:
-                raise result.error
-            return result
-        return self.predict_list(images)
-
-    def predict_list(self, images: Iterable[ImageLike]) -> list[Result]:
-        """Results in the order of the images. Raises SessionClosed, ModelError and engine errors for the whole call."""
+            return [self.predict_one(images)]
         return list(self.predict_each(images))
 
+    def predict_one(self, image: ImageLike) -> Result:
+        """The result of one image. Raises InputError when it cannot be used."""
+        (result,) = self._run(iter([self._submit(image, "image")]), window=1)
+        if result.error is not None:
+            raise result.error
+        return result
+
     def predict_each(self, images: Iterable[ImageLike]) -> Iterator[Result]:
-        """``predict_list`` one by one: images are taken as there is room, at most ``window`` are in flight."""
+        """``predict`` one by one: images are taken as there is room, at most ``window`` are in flight."""
         submitted = (self._submit(image, f"image {index}") for index, image in enumerate(images))
         for result in self._run(submitted, window=self._window):
             if result.error is not None:
                 log.warning("skipped: %s", result.error)
             yield result
 
-    async def predict_async(self, images: ImageLike | Sequence[ImageLike]) -> Any:
+    async def predict_async(self, images: ImageLike | Iterable[ImageLike]) -> list[Result]:
         """``predict`` without blocking the event loop."""
         return await asyncio.to_thread(self.predict, images)
 

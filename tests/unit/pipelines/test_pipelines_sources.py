@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgeds.errors import InputError, SpecError
-from edgeds.pipelines.sources import open_sources
+from edgeds.pipelines import readers
+from edgeds.pipelines.sources import Frame, FrameStream, open_sources
 
 cv2 = pytest.importorskip("cv2")
 
@@ -188,3 +189,57 @@ def test_passwords_do_not_reach_messages(monkeypatch) -> None:
         open_sources("rtsp://user:secret@127.0.0.1:9/x")
     assert "secret" not in str(info.value)
     assert "user:***@127.0.0.1" in str(info.value)
+
+
+class BreakingStream:
+    """Stands for a network stream: gives ``frames`` frames, then nothing more."""
+
+    def __init__(self, frames: int) -> None:
+        self.left = frames
+        self.closed = False
+
+    def poll(self):
+        if self.left == 0:
+            return None
+        self.left -= 1
+        time.sleep(0.002)
+        return Frame(source="cam", index=0, image_bgr=np.zeros((4, 4, 3), np.uint8), fps=25.0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_broken_live_stream_is_opened_again_and_given_up_in_the_end(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(readers, "RECONNECT_WAIT_S", 0.001)
+    opened: list[BreakingStream] = []
+
+    def opener() -> BreakingStream:
+        if len(opened) == 2:
+            raise InputError("cam: cannot be opened")
+        opened.append(BreakingStream(3))
+        return opened[-1]
+
+    wake = threading.Condition()
+    reader = readers.LatestReader(opener, name="cam", live=True, wake=wake)
+    with FrameStream([reader], wake=wake) as stream, caplog.at_level(logging.WARNING, "edgeds"):
+        frames = list(stream)
+    assert frames[-1].index == 5  # numbered through, across the reconnection
+    assert len(frames) + stream.dropped == 6
+    assert len(opened) == 2
+    assert all(item.closed for item in opened)
+    assert "opening it again" in caplog.text
+
+
+def test_a_failing_reader_does_not_hang_the_others(tmp_path) -> None:
+    """An endless live source and a short file: the file's frames all come through."""
+    wake = threading.Condition()
+    live = readers.LatestReader(lambda: BreakingStream(10**6), name="cam", live=True, wake=wake)
+    write_image(tmp_path / "a.png")
+    files = readers.ImageReader([tmp_path / "a.png"] * 5)
+    seen = 0
+    with FrameStream([live, files], wake=wake) as stream:
+        for frame in stream:
+            seen += frame.fps is None
+            if seen == 5:
+                break
+    assert seen == 5

@@ -71,7 +71,7 @@ def test_b78_b79_mixed_sizes_come_back_in_order_and_equal_their_singles() -> Non
     engine = BoxEngine()
     with YoloPipeline.from_engine(engine, buckets=BUCKETS) as pipeline:
         results = pipeline.predict(images)
-        singles = [pipeline.predict(image) for image in images]
+        singles = [pipeline.predict_one(image) for image in images]
     assert {shape[2:] for shape in engine.shapes} <= {(b.height_px, b.width_px) for b in BUCKETS}
     assert max(shape[0] for shape in engine.shapes) > 1
     for index, (result, single) in enumerate(zip(results, singles, strict=True)):
@@ -88,7 +88,7 @@ def test_b81_a_square_in_a_wide_image_stays_square(mode: str) -> None:
     image = picture(200, 800, (300, 50, 400, 150))
     preprocess = ImagePreprocess(mode=mode)
     with YoloPipeline.from_engine(BoxEngine(), preprocess=preprocess, buckets=[320]) as pipeline:
-        result = pipeline.predict(image)
+        (result,) = pipeline.predict(image)
     np.testing.assert_allclose(result.xyxy[0], [300, 50, 400, 150], atol=2.6)
 
 
@@ -115,7 +115,7 @@ def test_b90_a_one_channel_model_gets_gray() -> None:
     with YoloPipeline.from_engine(engine, buckets=[128]) as pipeline:
         image = np.zeros((128, 128), np.uint8)
         image[40:120, 30:90] = 255
-        result = pipeline.predict(image)
+        (result,) = pipeline.predict(image)
     assert engine.shapes[0][1] == 1
     np.testing.assert_allclose(result.xyxy[0], BOX, atol=1)
     with pytest.raises(EngineMismatch, match="3 channels"):
@@ -195,7 +195,7 @@ def test_async_twin() -> None:
         return await asyncio.gather(*(pipeline.predict_async(picture(192, 192, BOX)) for _ in range(5)))
 
     with YoloPipeline.from_engine(BoxEngine(), buckets=BUCKETS) as pipeline:
-        assert [len(result) for result in asyncio.run(work(pipeline))] == [1] * 5
+        assert [len(results[0]) for results in asyncio.run(work(pipeline))] == [1] * 5
 
 
 def test_engine_failures_and_closing() -> None:
@@ -205,11 +205,11 @@ def test_engine_failures_and_closing() -> None:
     with pytest.raises(DeviceError, match="gone"):
         pipeline.predict([picture(192, 192, BOX)] * 3)
     engine.fail = False
-    assert len(pipeline.predict(picture(192, 192, BOX))) == 1
+    assert len(pipeline.predict_one(picture(192, 192, BOX))) == 1
     strict = pipeline.with_options(conf=0.95)
-    assert len(strict.predict(picture(192, 192, BOX))) == 0
+    assert len(strict.predict_one(picture(192, 192, BOX))) == 0
     strict.close()
-    assert len(pipeline.predict(picture(192, 192, BOX))) == 1
+    assert len(pipeline.predict_one(picture(192, 192, BOX))) == 1
     with pytest.raises(SpecError, match="unknown option 'confidence'"):
         pipeline.with_options(confidence=0.5)
     pipeline.close()
@@ -260,7 +260,7 @@ def test_a_bundle_runs_and_finds_what_is_there(tmp_path) -> None:
     bundle = make_bundle(tmp_path)
     image = cell_picture((1, 2, "red"), (5, 6, "green"), scale=3)
     with YoloPipeline.from_bundle(bundle, conf=0.5, threads=1) as pipeline:
-        result = pipeline.predict(image)
+        (result,) = pipeline.predict(image)
     found = sorted(zip(map(result.label, range(2)), result.xyxy.tolist(), strict=True))
     assert found[0][0] == "green"
     np.testing.assert_allclose(found[0][1], [120, 144, 144, 168], atol=1e-3)
@@ -302,6 +302,6 @@ def test_the_zoo_detector_finds_what_its_photographs_show() -> None:
         results = pipeline.predict(photos)
         assert sum(len(result) for result in results) >= len(photos)
         for photo, result in zip(photos, results, strict=True):
-            alone = pipeline.predict(photo)
+            alone = pipeline.predict_one(photo)
             np.testing.assert_allclose(alone.xyxy, result.xyxy, atol=0.5)
             assert alone.cls.tolist() == result.cls.tolist()
