@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from edgeds.cli.main import VERBS
+from edgeds.zoo import list_models
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -124,6 +125,16 @@ def test_commands_in_code_blocks_exist(document: Path) -> None:
     for block in re.findall(r"```(?:bash|sh|console|)\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
         for verb in re.findall(r"^\s*(?:\$ )?(?:\S*/)?edgeds ([a-z][\w-]*)", block, re.MULTILINE):
             assert verb in VERBS, f"{document.name}: there is no 'edgeds {verb}'"
+
+
+def test_the_page_of_models_agrees_with_the_zoo() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    for entry in list_models():
+        assert f"| `{entry.name}` |" in text
+        assert f"{entry.bytes / 1e6:.1f} MB" in text
+        for file in entry.files:
+            assert f"`{file.wheel.requirement}`" in text
+            assert file.license is None or f"| `{file.name}` |" in text
 
 
 def tracked_files() -> list[Path]:
