@@ -1,0 +1,174 @@
+"""``edgeds quantize``: calibrate a float ONNX model and write its INT8 form with explicit Q/DQ."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeds.cli.output import emit_json, emit_text
+from edgeds.errors import SpecError
+from edgeds.specs import Resolution, to_json
+
+if TYPE_CHECKING:
+    from edgeds.compress.quantize import QuantizeReport
+
+SUMMARY = "Calibrate a float ONNX model on samples and write its INT8 form (explicit symmetric Q/DQ)."
+
+EXAMPLES = """\
+examples:
+  edgeds quantize yolo11n.onnx --calib images/ --size 640 --out yolo11n.int8.onnx
+  edgeds quantize model.onnx --calib feeds/ --method mse --out int8.onnx --json       folder of .npz, one feed each
+  edgeds quantize model.onnx --calib samples.npz --exclude /head/Conv --out int8.onnx
+  edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --cpu-out cpu.onnx     also the fast form for CPUs
+"""
+
+_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=Path, help="float ONNX model")
+    parser.add_argument(
+        "--calib", required=True, type=Path, metavar="PATH", help="folder of images, .npz/.npy, or folder of them"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="OUT.onnx", help="quantized model to write")
+    parser.add_argument("--cpu-out", type=Path, metavar="FILE", help="also write the uint8 form for ONNX Runtime")
+    parser.add_argument(
+        "--method",
+        choices=("minmax", "percentile", "entropy", "mse"),
+        default="percentile",
+        help="how a tensor's range is chosen (default %(default)s)",
+    )
+    parser.add_argument(
+        "--percentile", type=float, default=None, metavar="P", help="of the percentile method (default 99.999)"
+    )
+    parser.add_argument("--size", metavar="HxW", help="resolution of calibration images (default: the model's)")
+    parser.add_argument("--samples", type=int, metavar="N", help="use N evenly spaced samples (default: all)")
+    parser.add_argument("--ranges", type=Path, metavar="FILE", help="reuse this range table if it still fits")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    nodes = parser.add_argument_group("what is quantized")
+    nodes.add_argument("--exclude", action="append", default=[], metavar="NODE", help="keep a node float, repeatable")
+    nodes.add_argument("--only", action="append", default=[], metavar="NODE", help="quantize only these, repeatable")
+    nodes.add_argument("--op-types", default="Conv,ConvTranspose,Gemm,MatMul", metavar="A,B", help="operator types")
+    nodes.add_argument("--no-residual", action="store_true", help="no Q/DQ on the shortcut of residual Adds")
+    nodes.add_argument("--concat", choices=("after", "before"), default="after", help="side of a Concat that has Q/DQ")
+    nodes.add_argument("--dedicated-qdq", action="store_true", help="one Q/DQ pair per consumer, not one per tensor")
+    nodes.add_argument("--quantize-tail", action="store_true", help="quantize a detector's last layers too")
+    nodes.add_argument("--no-bias-correction", action="store_true", help="leave biases as they are")
+    images = parser.add_argument_group(
+        "how calibration images are prepared (default: what a YOLO model says, or RGB 0..1)"
+    )
+    images.add_argument("--resize", choices=("letterbox", "stretch", "crop"), help="fit to the size")
+    images.add_argument("--channels", choices=("rgb", "bgr", "gray"), help="channel order")
+    images.add_argument("--scale", type=float, metavar="S", help="factor on pixels 0..255 (default 1/255)")
+    images.add_argument("--mean", metavar="R,G,B", help="subtracted after scaling")
+    images.add_argument("--std", metavar="R,G,B", help="divided by after that")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out.suffix.lower() != ".onnx" or (args.cpu_out is not None and args.cpu_out.suffix.lower() != ".onnx"):
+        raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
+    if args.percentile is not None and args.method != "percentile":
+        raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
+    from edgeds.compress.placement import Selection
+    from edgeds.compress.quantize import DEFAULT_PERCENTILE, quantize_model
+
+    report = quantize_model(
+        args.model,
+        _open_set(args),
+        out=args.out,
+        method=args.method,
+        percentile=args.percentile if args.percentile is not None else DEFAULT_PERCENTILE,
+        selection=Selection(
+            op_types=tuple(name.strip() for name in args.op_types.split(",") if name.strip()),
+            exclude=tuple(args.exclude),
+            only=tuple(args.only),
+            residual=not args.no_residual,
+            concat=args.concat,
+            keep_tail=not args.quantize_tail,
+        ),
+        cpu_out=args.cpu_out,
+        ranges_in=args.ranges,
+        dedicated=args.dedicated_qdq,
+        bias_correction=not args.no_bias_correction,
+        threads=args.threads,
+        quiet=args.quiet,
+    )
+    if args.json:
+        emit_json(report_json(report))
+    else:
+        emit_text("\n".join(describe(report)))
+    return 0
+
+
+def _open_set(args: argparse.Namespace) -> Any:
+    from edgeds.compress.calibset import holds_images, open_calibration
+    from edgeds.graph.io import input_specs, load_model
+    from edgeds.workshop.detector import image_setup
+
+    preprocess = _preprocess(args)
+    size = Resolution.parse(args.size) if args.size else None
+    if holds_images(args.calib):
+        preprocess, size = image_setup(args.model, size=size, preprocess=preprocess)
+    elif size is not None or preprocess is not None:
+        raise SpecError(f"--calib {args.calib}: --size and image options are for images; arrays are used as they are")
+    return open_calibration(
+        args.calib,
+        model_inputs=input_specs(load_model(args.model)),
+        preprocess=preprocess,
+        resolution=size,
+        limit=args.samples,
+    )
+
+
+def _preprocess(args: argparse.Namespace) -> Any:
+    """The preprocessing given on the command line, None when nothing was given."""
+    from edgeds.preproc import ImagePreprocess
+
+    given: dict[str, Any] = {"mode": args.resize, "channels": args.channels, "scale": args.scale}
+    for name in ("mean", "std"):
+        text = getattr(args, name)
+        if text is not None:
+            try:
+                values = tuple(float(part) for part in text.split(","))
+            except ValueError as error:
+                raise SpecError(f"--{name} {text!r}: give one or three numbers, 0.485,0.456,0.406") from error
+            given[name] = values * 3 if len(values) == 1 else values
+    given = {name: value for name, value in given.items() if value is not None}
+    return ImagePreprocess(stride=1, **given) if given else None
+
+
+def report_json(report: QuantizeReport) -> dict[str, Any]:
+    """The report as the command-line contract has it: everything but the raw feeds."""
+    data: dict[str, Any] = to_json(report)
+    data.pop("checked_feeds")
+    return data
+
+
+def describe(report: QuantizeReport) -> list[str]:
+    """The report for people."""
+    share, sqnr = report.int8_flops_share, report.sqnr_db
+    lines = [
+        f"wrote       {report.int8_model}" + (f" and {report.cpu_model}" if report.cpu_model else ""),
+        f"calibrated  {report.samples} samples, {report.method}, {', '.join(report.shapes)}",
+        f"INT8        {share:.1%} of Conv/MatMul FLOPs, {report.quantized_nodes} nodes",
+        f"SQNR        {'exact' if sqnr is None else f'{sqnr:.1f} dB'} on the worst output",
+        f"weights     {report.weights_bytes_float / 2**20:.2f} -> {report.weights_bytes_int8 / 2**20:.2f} MiB",
+        f"ranges      {report.ranges}",
+    ]
+    for output in report.outputs:
+        shown = "exact" if output.sqnr_db is None else f"{output.sqnr_db:.1f} dB"
+        lines.append(f"  output {output.name}: {shown}, largest difference {output.max_abs_error:.4g}")
+    if report.float_nodes:
+        lines.append(f"float       {len(report.float_nodes)} nodes:")
+        lines += [f"  {item.node}: {item.reason}" for item in report.float_nodes[:_SHOWN]]
+        if len(report.float_nodes) > _SHOWN:
+            lines.append(f"  and {len(report.float_nodes) - _SHOWN} more (--json lists all)")
+    worst = sorted(
+        (layer for layer in report.layers if layer.sqnr_db is not None), key=lambda layer: layer.sqnr_db or 0.0
+    )
+    if worst:
+        lines.append("lowest SQNR by layer (error accumulated up to there):")
+        lines += [f"  {layer.sqnr_db:6.1f} dB  {layer.node}" for layer in worst[:5]]
+    return lines + [f"note        {note}" for note in report.notes]

@@ -1,0 +1,1 @@
+"""Make models smaller: calibration, Q/DQ, accuracy checks (workstation half)."""
