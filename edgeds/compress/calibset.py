@@ -8,7 +8,6 @@ one image calibrates to that image only. A set is read afresh by each iteration 
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from edgeds.errors import CalibrationError, InputError, SpecError
-from edgeds.preproc import IMAGE_SUFFIXES, ImagePreprocess, prepare_image, read_image
+from edgeds.compress.calibread import (
+    ARRAY_SUFFIXES,
+    Feeds,
+    ImageRule,
+    Reader,
+    image_input,
+    read_array_file,
+    read_arrays,
+    read_feed_files,
+    read_image_files,
+    read_items,
+    spread,
+)
+from edgeds.errors import CalibrationError, SpecError
+from edgeds.preproc import IMAGE_SUFFIXES, ImagePreprocess
 from edgeds.specs import Resolution, TensorSpec
 
-Feeds = dict[str, np.ndarray]
-ARRAY_SUFFIXES = (".npy", ".npz")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One calibration sample before it is fitted to the model's batch size."""
-
-    name: str
-    feeds: Feeds
+__all__ = ["CalibrationSet", "Feeds", "holds_images", "image_input", "open_calibration"]
 
 
 @dataclass
@@ -42,10 +45,13 @@ class CalibrationSet:
     source: str
     model_inputs: tuple[TensorSpec, ...]
     preprocess: ImagePreprocess | None
-    resolution: Resolution | None
-    _read: Any = field(repr=False)
+    resolutions: tuple[Resolution, ...]
+    """Sizes that images are brought to, each image to the one ``buckets.pick_bucket`` gives it."""
+    _read: Reader = field(repr=False)
     expected: int | None = None
     """How many samples there will be, where that is known beforehand."""
+    one_shot: bool = False
+    """Whether the source can be read only once (a generator)."""
     samples: int = 0
     shapes: dict[str, int] = field(default_factory=dict)
     """``"images=1x3x320x320"`` -> how many runs had these shapes."""
@@ -53,7 +59,7 @@ class CalibrationSet:
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 over the content of every sample in order, the preprocessing and the resolution."""
+        """Hex SHA-256 over the content of every sample in order, the preprocessing and the resolutions."""
         if self._digest is None:
             for _ in self:
                 pass
@@ -66,7 +72,7 @@ class CalibrationSet:
         total = hashlib.sha256()
         if self.preprocess is not None:
             total.update(self.preprocess.digest().encode())
-        total.update(str(self.resolution).encode())
+        total.update(",".join(map(str, self.resolutions)).encode())
         self.samples, self.shapes, self._digest = 0, {}, None
         for feeds in _fit_batch(self._hashed(seen, total), self.model_inputs):
             key = " ".join(f"{name}={'x'.join(map(str, array.shape)) or 'scalar'}" for name, array in feeds.items())
@@ -96,60 +102,60 @@ def open_calibration(
     *,
     model_inputs: Sequence[TensorSpec],
     preprocess: ImagePreprocess | None = None,
-    resolution: Resolution | None = None,
+    resolution: Resolution | Sequence[Resolution] | None = None,
     limit: int | None = None,
 ) -> CalibrationSet:
     """Open a calibration set.
 
     ``source`` is a folder of images (run through ``preprocess`` at ``resolution``), a folder of ``.npz``/``.npy`` files
-    with one feed each (arrays named after the model's inputs, batch axis included), one ``.npz``/``.npy`` whose arrays
-    hold samples along the first axis, or an iterable of such feeds, of arrays for the only input, or of HxWx3 uint8
-    BGR images. ``limit`` takes that many evenly spaced samples (the first ones of an iterable).
+    with one feed each (arrays named after the model's inputs, batch axis included), one ``.npz``/``.npy`` (or a mapping
+    of arrays) that holds samples along the first axis, or an iterable of such feeds, of arrays for the only input, of
+    image paths, or of HxWx3 uint8 BGR images. With several resolutions each image goes to the bucket that serving
+    would give it. ``limit`` takes that many evenly spaced samples (the first ones of an iterable).
 
-    Raises CalibrationError when the source is missing, empty or does not fit the model, SpecError for a bad limit.
+    Raises CalibrationError when the source is missing, empty or does not fit the model, SpecError for a bad argument.
     """
-    if limit is not None and limit < 1:
-        raise SpecError(f"calibration samples {limit}: must be at least 1")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise SpecError(f"calibration samples {limit!r}: must be a whole number of at least 1")
     inputs = tuple(model_inputs)
-    preprocess = preprocess or ImagePreprocess()
+    if not inputs:
+        raise CalibrationError("the model has no inputs, so there is nothing to calibrate with")
+    rule = ImageRule(preprocess=preprocess or ImagePreprocess(), resolutions=_resolutions(resolution))
 
-    def build(source_name: str, read: Any, expected: int | None, *, images: bool) -> CalibrationSet:
+    def build(name: str, read: Reader, expected: int | None, *, images: bool, one_shot: bool = False) -> CalibrationSet:
         return CalibrationSet(
-            source=source_name,
+            source=name,
             model_inputs=inputs,
-            preprocess=preprocess if images else None,
-            resolution=resolution if images else None,
+            preprocess=rule.preprocess if images else None,
+            resolutions=rule.resolutions if images else (),
             _read=read,
             expected=expected,
+            one_shot=one_shot,
         )
 
+    if isinstance(source, Mapping):
+        reader, count = read_arrays(source, inputs, limit)
+        return build("<arrays>", reader, count, images=False)
     if not isinstance(source, str | Path):
-        return build("<iterable>", _iterable_reader(source, inputs, preprocess, resolution, limit), None, images=True)
+        if not isinstance(source, Iterable):
+            raise SpecError(f"calibration source {source!r}: give a path or an iterable of samples")
+        one_shot = iter(source) is source
+        return build("<iterable>", read_items(source, inputs, rule, limit), None, images=True, one_shot=one_shot)
     path = Path(source)
     if path.is_file() and path.suffix.lower() in ARRAY_SUFFIXES:
-        arrays = _load_arrays(path, inputs)
-        count = _sample_count(arrays, path)
-        chosen = _spread(list(range(count)), limit)
-        return build(str(path), lambda: _split_arrays(arrays, inputs, path, chosen), len(chosen), images=False)
+        reader, count = read_array_file(path, inputs, limit)
+        return build(str(path), reader, count, images=False)
     if path.is_file():
         raise CalibrationError(
             f"{path}: not a calibration set; give a folder of images, an .npz or .npy file, or a folder of them"
         )
     if not path.is_dir():
         raise CalibrationError(f"{path}: no such file or folder")
-    files = _visible_files(path)
-    feeds = _spread([item for item in files if item.suffix.lower() in ARRAY_SUFFIXES], limit)
-    images = _spread([item for item in files if item.suffix.lower() in IMAGE_SUFFIXES], limit)
-    if feeds and images:
-        raise CalibrationError(f"{path}: holds both images and array files; keep one kind in a calibration folder")
+    feeds, images = _folder_files(path, limit)
     if feeds:
-        return build(str(path), lambda: _read_feed_files(feeds, inputs), len(feeds), images=False)
-    if not images:
-        raise CalibrationError(
-            f"{path}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) and no .npz/.npy files below it"
-        )
+        return build(str(path), lambda: read_feed_files(feeds, inputs), len(feeds), images=False)
     image_input(inputs, where=str(path))
-    return build(str(path), lambda: _read_images(images, inputs, preprocess, resolution), len(images), images=True)
+    return build(str(path), lambda: read_image_files(images, inputs, rule), len(images), images=True)
 
 
 def holds_images(source: str | Path) -> bool:
@@ -158,27 +164,33 @@ def holds_images(source: str | Path) -> bool:
     return path.is_dir() and any(item.suffix.lower() in IMAGE_SUFFIXES for item in _visible_files(path))
 
 
-def _visible_files(folder: Path) -> list[Path]:
-    return sorted(item for item in folder.rglob("*") if item.is_file() and not item.name.startswith("."))
+def _resolutions(given: Resolution | Sequence[Resolution] | None) -> tuple[Resolution, ...]:
+    if given is None:
+        return ()
+    listed = (given,) if isinstance(given, Resolution) else tuple(given)
+    wrong = [item for item in listed if not isinstance(item, Resolution)]
+    if wrong or not listed:
+        raise SpecError(f"resolution {given!r}: give a Resolution or a sequence of them")
+    return tuple(dict.fromkeys(listed))
 
 
-def image_input(inputs: Sequence[TensorSpec], *, where: str) -> TensorSpec:
-    """The model's single NCHW image input; CalibrationError when images cannot feed this model."""
-    spec = inputs[0] if len(inputs) == 1 else None
-    if spec is None or len(spec.shape) != 4 or not spec.dtype.startswith("float"):
-        listed = "; ".join(map(str, inputs))
+def _folder_files(path: Path, limit: int | None) -> tuple[list[Path], list[Path]]:
+    """(array files, image files) of a folder, one of them empty."""
+    files = _visible_files(path)
+    feeds = [item for item in files if item.suffix.lower() in ARRAY_SUFFIXES]
+    images = [item for item in files if item.suffix.lower() in IMAGE_SUFFIXES]
+    if feeds and images:
+        raise CalibrationError(f"{path}: holds both images and array files; keep one kind in a calibration folder")
+    if not feeds and not images:
         raise CalibrationError(
-            f"{where}: images fit a model with one NCHW float input, this one has: {listed}. "
-            "Give an .npz whose arrays are named after the inputs"
+            f"{path}: no images ({', '.join(sorted(IMAGE_SUFFIXES))}) and no .npz/.npy files below it"
         )
-    return spec
+    return spread(feeds, limit), spread(images, limit)
 
 
-def _spread(items: list[Any], limit: int | None) -> list[Any]:
-    """Up to ``limit`` evenly spaced items, so that a sorted folder is covered from end to end."""
-    if limit is None or limit >= len(items):
-        return items
-    return [items[(2 * i + 1) * len(items) // (2 * limit)] for i in range(limit)]
+def _visible_files(folder: Path) -> list[Path]:
+    found = (item for item in folder.rglob("*") if item.is_file())
+    return sorted(item for item in found if not any(part[0] == "." for part in item.relative_to(folder).parts))
 
 
 def _hash_feeds(feeds: Mapping[str, np.ndarray]) -> str:
@@ -186,7 +198,10 @@ def _hash_feeds(feeds: Mapping[str, np.ndarray]) -> str:
     for name in sorted(feeds):
         array = np.ascontiguousarray(feeds[name])
         digest.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
-        digest.update(array.data.cast("B") if array.size else b"")
+        if array.dtype.kind == "O":
+            digest.update(repr(array.tolist()).encode())
+        elif array.size:
+            digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -197,55 +212,69 @@ def _check_array(feeds: Mapping[str, np.ndarray], spec: TensorSpec, *, where: st
             f"{where}: no array for input '{spec.name}'; it has {', '.join(sorted(feeds)) or 'none'}"
         )
     array = feeds[spec.name]
-    if array.ndim != len(spec.shape):
+    # The batch axis may differ: samples are split or stacked to the model's.
+    if array.ndim != len(spec.shape) or any(
+        isinstance(want, int) and want != got for want, got in zip(spec.shape[1:], array.shape[1:], strict=False)
+    ):
         raise CalibrationError(f"{where}: input '{spec.name}' has shape {array.shape}, the model wants {spec}")
-    for axis, (want, got) in enumerate(zip(spec.shape, array.shape, strict=True)):
-        if axis and isinstance(want, int) and want != got:
-            raise CalibrationError(f"{where}: input '{spec.name}' has shape {array.shape}, the model wants {spec}")
-    if array.size == 0:
+    # A zero-length axis is right only where the model leaves the axis open (an empty key/value cache).
+    if array.size == 0 and (0 in array.shape[:1] or array.ndim < 3):
         raise CalibrationError(f"{where}: input '{spec.name}' is empty (shape {array.shape})")
-    want_dtype = spec.np_dtype
-    if array.dtype != want_dtype:
-        if want_dtype.kind == "f" and array.dtype.kind in "iub":
-            raise CalibrationError(
-                f"{where}: input '{spec.name}' is {array.dtype}, the model wants {want_dtype}; raw pixels must go "
-                "through the preprocessing first: give the folder of images instead"
-            )
-        if want_dtype.kind != array.dtype.kind and not (want_dtype.kind in "iu" and array.dtype.kind in "iu"):
-            raise CalibrationError(f"{where}: input '{spec.name}' is {array.dtype}, the model wants {want_dtype}")
-        array = array.astype(want_dtype)
+    array = _as_model_dtype(array, spec, where=where)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise CalibrationError(f"{where}: input '{spec.name}' holds NaN or infinity")
+        raise CalibrationError(f"{where}: input '{spec.name}' holds NaN or infinity (as {array.dtype})")
     return array
+
+
+def _as_model_dtype(array: np.ndarray, spec: TensorSpec, *, where: str) -> np.ndarray:
+    """Convert between widths of one kind, never silently between kinds or past a range."""
+    wanted = spec.np_dtype
+    if array.dtype == wanted:
+        return array
+    if wanted.kind == "f" and array.dtype.kind in "iub":
+        raise CalibrationError(
+            f"{where}: input '{spec.name}' is {array.dtype}, the model wants {wanted}; raw pixels must go "
+            "through the preprocessing first: give the folder of images instead"
+        )
+    both_integers = wanted.kind in "iu" and array.dtype.kind in "iu"
+    both_text = wanted.kind == "O" and array.dtype.kind in "OU"
+    if wanted.kind != array.dtype.kind and not both_integers and not both_text:
+        raise CalibrationError(f"{where}: input '{spec.name}' is {array.dtype}, the model wants {wanted}")
+    with np.errstate(over="ignore"):  # what overflows becomes infinity and is refused by the caller
+        converted = array.astype(wanted)
+    if both_integers and not np.array_equal(converted, array):
+        raise CalibrationError(f"{where}: input '{spec.name}' holds values that do not fit {wanted}")
+    return converted
 
 
 def _fit_batch(samples: Iterator[Feeds], inputs: tuple[TensorSpec, ...]) -> Iterator[Feeds]:
     """Split or stack samples to the model's fixed batch size; a short last batch repeats its own last row.
 
-    A model with a free batch axis takes samples as they come.
+    A model with a free batch axis takes samples as they come. Samples of one shape wait for each other, so a mix of
+    sizes is not padded more than once per size.
     """
     batched = [spec for spec in inputs if spec.shape]
     fixed = {spec.shape[0] for spec in batched if isinstance(spec.shape[0], int)}
-    if len(fixed) != 1 or len(batched) != len(inputs):
+    if len(fixed) != 1 or len(batched) != len(inputs) or fixed == {0}:
         yield from samples
         return
     batch = int(next(iter(fixed)))
-    held: Feeds = {}
+    waiting: dict[tuple[tuple[int, ...], ...], Feeds] = {}
     names = [spec.name for spec in inputs]
     for feeds in samples:
-        same = bool(held) and all(held[name].shape[1:] == feeds[name].shape[1:] for name in names)
-        if held and not same:
-            yield _pad_rows(held, batch)
-            held = {}
-        held = {name: np.concatenate([held[name], feeds[name]]) if held else feeds[name] for name in names}
-        rows = min(array.shape[0] for array in held.values())
-        while rows >= batch:
-            yield {name: held[name][:batch] for name in names}
-            held = {name: held[name][batch:] for name in names}
-            rows -= batch
-        if rows == 0:
-            held = {}
-    if held:
+        key = tuple(feeds[name].shape[1:] for name in names)
+        earlier = waiting.pop(key, None)
+        held = {name: np.concatenate([earlier[name], feeds[name]]) for name in names} if earlier else feeds
+        rows = {held[name].shape[0] for name in names}
+        if len(rows) != 1:
+            listed = ", ".join(f"{name}: {feeds[name].shape[0]}" for name in names)
+            raise CalibrationError(f"a calibration sample has inputs with different batch sizes ({listed})")
+        done = rows.pop() // batch * batch
+        for start in range(0, done, batch):
+            yield {name: held[name][start : start + batch] for name in names}
+        if done < held[names[0]].shape[0]:
+            waiting[key] = {name: held[name][done:] for name in names}
+    for held in waiting.values():
         yield _pad_rows(held, batch)
 
 
@@ -254,106 +283,3 @@ def _pad_rows(feeds: Feeds, batch: int) -> Feeds:
         name: np.concatenate([array, np.repeat(array[-1:], batch - array.shape[0], axis=0)])
         for name, array in feeds.items()
     }
-
-
-def _load_arrays(path: Path, inputs: tuple[TensorSpec, ...]) -> Feeds:
-    """Arrays of an .npz or .npy without pickle; a lone .npy belongs to the model's only input."""
-    try:
-        loaded = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
-        if isinstance(loaded, np.ndarray):
-            if len(inputs) != 1:
-                names = ", ".join(spec.name for spec in inputs)
-                raise CalibrationError(f"{path}: one .npy fits a model with one input, this one has {names}; use .npz")
-            return {inputs[0].name: loaded}
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        raise CalibrationError(f"{path}: cannot be read as numpy arrays: {error}") from error
-
-
-def _sample_count(arrays: Feeds, path: Path) -> int:
-    counts = {name: (array.shape[0] if array.ndim else 0) for name, array in arrays.items()}
-    if not counts or 0 in counts.values():
-        empty = next((name for name, count in counts.items() if not count), "the file")
-        raise CalibrationError(f"{path}: '{empty}' holds no samples along its first axis")
-    if len(set(counts.values())) != 1:
-        listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise CalibrationError(f"{path}: arrays hold different numbers of samples ({listed})")
-    return next(iter(counts.values()))
-
-
-def _split_arrays(arrays: Feeds, inputs: tuple[TensorSpec, ...], path: Path, chosen: list[int]) -> Iterator[Sample]:
-    ranks = {spec.name: len(spec.shape) for spec in inputs}
-    for index in chosen:
-        feeds = {
-            # A sample of an input without a batch axis (a scalar flag, say) is one row less.
-            name: np.asarray(
-                array[index] if array.ndim == ranks.get(name, array.ndim) + 1 else array[index : index + 1]
-            )
-            for name, array in arrays.items()
-        }
-        yield Sample(name=f"{path}[{index}]", feeds=feeds)
-
-
-def _read_feed_files(files: list[Path], inputs: tuple[TensorSpec, ...]) -> Iterator[Sample]:
-    for path in files:
-        yield Sample(name=str(path), feeds=_load_arrays(path, inputs))
-
-
-def _read_images(
-    files: list[Path], inputs: tuple[TensorSpec, ...], preprocess: ImagePreprocess, resolution: Resolution | None
-) -> Iterator[Sample]:
-    for path in files:
-        try:
-            image = read_image(path)
-        except InputError as error:
-            raise CalibrationError(f"calibration image {error}; remove it from the set") from error
-        yield _image_sample(str(path), image, inputs, preprocess, resolution)
-
-
-def _image_sample(
-    name: str,
-    image: np.ndarray,
-    inputs: tuple[TensorSpec, ...],
-    preprocess: ImagePreprocess,
-    resolution: Resolution | None,
-) -> Sample:
-    spec = image_input(inputs, where=name)
-    if resolution is None:
-        raise SpecError(f"{name}: calibrating from images needs a size; pass --size HxW")
-    array, _ = prepare_image(image, preprocess, resolution)
-    return Sample(name=name, feeds={spec.name: array[None].astype(spec.np_dtype, copy=False)})
-
-
-def _iterable_reader(
-    items: Iterable[Any],
-    inputs: tuple[TensorSpec, ...],
-    preprocess: ImagePreprocess,
-    resolution: Resolution | None,
-    limit: int | None,
-) -> Any:
-    used = False
-
-    def read() -> Iterator[Sample]:
-        nonlocal used
-        if used and iter(items) is items:
-            raise CalibrationError("the calibration iterator is used up; pass a list or an object that iterates afresh")
-        used = True
-        for index, item in enumerate(items):
-            if limit is not None and index >= limit:
-                return
-            name = f"calibration sample {index}"
-            if isinstance(item, Mapping):
-                yield Sample(name=name, feeds={str(key): np.asarray(value) for key, value in item.items()})
-            elif isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
-                yield _image_sample(name, item, inputs, preprocess, resolution)
-            elif isinstance(item, np.ndarray) and len(inputs) == 1:
-                batched = item if item.ndim == len(inputs[0].shape) else item[None]
-                yield Sample(name=name, feeds={inputs[0].name: batched})
-            else:
-                raise CalibrationError(
-                    f"{name}: expected a dict of arrays, an array for the only input or a uint8 image, "
-                    f"got {type(item).__name__}"
-                )
-
-    return read
