@@ -45,6 +45,8 @@ _MODULES = {
     "edgeds.graph.inspect": ("inspect_model",),
     "edgeds.compress.calibset": ("open_calibration",),
     "edgeds.compress.quantize": ("QuantizeReport", "quantize_model"),
+    "edgeds.workshop.demo": ("run_demo",),
+    "edgeds.workshop.package": ("create_bundle",),
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,0 +1,63 @@
+"""``edgeds demo``: the main job from end to end on real weights and photographs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edgeds.cli.output import emit_json, emit_text
+from edgeds.errors import SpecError
+from edgeds.specs import to_json
+
+SUMMARY = "Fetch a detector, calibrate it to INT8, pack a bundle, run it on photographs, measure float against INT8."
+
+EXAMPLES = """\
+examples:
+  edgeds demo                            writes edgeds-demo/ with pictures and report.html
+  edgeds demo --out /tmp/demo --json
+  edgeds demo --data my-images/          calibrate and run on your own photographs
+  edgeds demo --size 320 --seconds 2     faster on a slow machine
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("edgeds-demo"), metavar="DIR", help="folder (default %(default)s)"
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="your own images instead of the sample photographs")
+    parser.add_argument(
+        "--size", type=int, default=640, metavar="PX", help="long side of the input (default %(default)s)"
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="measuring time per precision")
+    parser.add_argument("--replace", action="store_true", help="replace what an earlier demo left in DIR")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 32 <= args.size <= 4096:
+        raise SpecError(f"--size {args.size}: give 32 to 4096 pixels")
+    if not 0.1 <= args.seconds <= 3600:
+        raise SpecError(f"--seconds {args.seconds}: give 0.1 to 3600")
+    from edgeds.workshop.demo import run_demo
+
+    result = run_demo(
+        args.out, data=args.data, long_side_px=args.size, seconds=args.seconds, replace=args.replace, quiet=args.quiet
+    )
+    if args.json:
+        emit_json(
+            to_json(
+                {
+                    **vars(result),
+                    "bundle": str(result.bundle),
+                    "report": str(result.report),
+                    "images": [str(path) for path in result.images],
+                }
+            )
+        )
+        return 0
+    emit_text(f"bundle      {result.bundle}")
+    emit_text(f"pictures    {len(result.images)} in {args.out / 'pictures'}, {result.detections} objects found")
+    emit_text(f"float       {result.fps_float:.1f} frames/s on this CPU, end to end")
+    emit_text(f"INT8        {result.fps_int8:.1f} frames/s ({result.fps_int8 / result.fps_float:.2f} x float)")
+    emit_text(f"report      {result.report}")
+    return 0
