@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import weakref
@@ -105,12 +106,12 @@ def open_bundle(path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BU
     if not path.is_file():
         raise BundleError(f"{path}: neither a folder nor a regular file")
     folder = Path(tempfile.mkdtemp(prefix="edgeds-bundle-")).resolve()
-    try:
+    with contextlib.ExitStack() as on_failure:  # also Ctrl-C must not leave gigabytes in the temporary folder
+        on_failure.callback(shutil.rmtree, folder, ignore_errors=True)
         unpack_checked(path, folder, max_bytes=max_bytes)
-        return _open_folder(folder, source=path, quiet=quiet, temporary=True)
-    except BaseException:  # also Ctrl-C must not leave gigabytes in the temporary folder
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        bundle = _open_folder(folder, source=path, quiet=quiet, temporary=True)
+        on_failure.pop_all()
+    return bundle
 
 
 def _open_folder(root: Path, *, source: Path, quiet: bool, temporary: bool = False) -> Bundle:

@@ -5,6 +5,7 @@ A backend that was named and is missing is an error; ``auto`` may fall back and 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import platform
 import shutil
@@ -67,12 +68,11 @@ def open_engine(
         "fallback_reason": "; ".join(reasons) or None,
         "on_close": close,
     }
-    try:
-        engine = _open_onnxruntime(path, options)
-    except BaseException:
+    with contextlib.ExitStack() as on_failure:
         if close is not None:
-            close()
-        raise
+            on_failure.callback(close)
+        engine = _open_onnxruntime(path, options)
+        on_failure.pop_all()
     return engine if name == "onnxruntime" else _as_null(engine)
 
 
@@ -116,12 +116,10 @@ def _locate(
     if path.is_dir() or path.suffix.lower() == ".zip":
         from edgeds.bundle import open_bundle
 
-        bundle = open_bundle(path)
-        try:
+        with contextlib.ExitStack() as on_failure:
+            bundle = on_failure.enter_context(open_bundle(path))
             path, chosen, note = _pick_model(bundle, precision=precision)
-        except BaseException:
-            bundle.close()
-            raise
+            on_failure.pop_all()
         return path, chosen, note, bundle.close
     if precision != "auto":
         raise SpecError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
@@ -114,15 +115,15 @@ def open_sources(specs: Any, *, policy: str = "auto") -> FrameStream:
         raise SpecError(f"policy {policy!r}: choose every (no frame lost), latest (newest only) or auto")
     wake = threading.Condition()
     readers: list[Reader] = []
-    try:
+    with contextlib.ExitStack() as on_failure:
         for spec in _as_list(specs):
-            readers += _open(spec, policy=policy, wake=wake, depth=0)
+            opened = _open(spec, policy=policy, wake=wake, depth=0)
+            readers += opened
+            for reader in opened:
+                on_failure.callback(reader.close)
             if len(readers) > MAX_SOURCES:
                 raise InputError(f"more than {MAX_SOURCES} sources; start several processes")
-    except BaseException:
-        for reader in readers:
-            reader.close()
-        raise
+        on_failure.pop_all()
     if not readers:
         raise InputError("no source was given; pass an image, a folder, a video or a camera number")
     return FrameStream(readers, wake=wake)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +34,20 @@ def open_bundle_pipeline(
     from edgeds.bundle import open_bundle
     from edgeds.engines import open_engine
 
-    bundle = open_bundle(Path(source)) if isinstance(source, str | Path) else source
-    owned: list[Callable[[], None]] = [bundle.close] if isinstance(source, str | Path) else []
-    try:
+    with contextlib.ExitStack() as on_failure:
+        owned: list[Callable[[], None]] = []
+        if isinstance(source, str | Path):
+            bundle = on_failure.enter_context(open_bundle(Path(source)))
+            owned.append(bundle.close)
+        else:
+            bundle = source
         manifest = bundle.manifest
         if manifest.task not in TASKS:
             raise SpecError(f"{bundle.source}: task {manifest.task!r} is not one of a YOLO model ({', '.join(TASKS)})")
         engine = open_engine(bundle, backend=backend, precision=precision, threads=threads)  # type: ignore[arg-type]
+        on_failure.callback(engine.close)
         owned.insert(0, engine.close)
-        return open_engine_pipeline(
+        pipeline = open_engine_pipeline(
             engine,
             names=manifest.names or None,
             head=manifest.head or {"task": manifest.task},
@@ -51,10 +57,8 @@ def open_bundle_pipeline(
             owned=owned,
             **options,
         )
-    except BaseException:
-        for close in owned:
-            close()
-        raise
+        on_failure.pop_all()
+    return pipeline
 
 
 def open_model_pipeline(
@@ -63,12 +67,11 @@ def open_model_pipeline(
     """See ``YoloPipeline.from_model``."""
     from edgeds.engines import open_engine
 
-    engine = open_engine(Path(path), backend=backend, threads=threads)
-    try:
-        return open_engine_pipeline(engine, owned=[engine.close], **options)
-    except BaseException:
-        engine.close()
-        raise
+    with contextlib.ExitStack() as on_failure:
+        engine = on_failure.enter_context(open_engine(Path(path), backend=backend, threads=threads))
+        pipeline = open_engine_pipeline(engine, owned=[engine.close], **options)
+        on_failure.pop_all()
+    return pipeline
 
 
 def open_engine_pipeline(
