@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu-out", type=Path, metavar="FILE", help="also write the uint8 form for ONNX Runtime")
     parser.add_argument(
         "--method",
-        choices=("minmax", "percentile", "entropy", "mse"),
+        choices=("minmax", "percentile", "entropy", "mse", "auto"),
         default="percentile",
-        help="how a tensor's range is chosen (default %(default)s)",
+        help="how a tensor's range is chosen (default %(default)s); auto compares them on held-out samples",
     )
     parser.add_argument(
         "--percentile", type=float, default=None, metavar="P", help="of the percentile method (default 99.999)"
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out.suffix.lower() != ".onnx" or (args.cpu_out is not None and args.cpu_out.suffix.lower() != ".onnx"):
         raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
-    if args.percentile is not None and args.method != "percentile":
+    if args.percentile is not None and args.method not in ("percentile", "auto"):
         raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
     from edgeds.compress.placement import Selection
     from edgeds.compress.quantize import DEFAULT_PERCENTILE, quantize_model
@@ -141,7 +142,7 @@ def _preprocess(args: argparse.Namespace) -> Any:
 
 def report_json(report: QuantizeReport) -> dict[str, Any]:
     """The report as the command-line contract has it: everything but the raw feeds."""
-    data: dict[str, Any] = to_json(report)
+    data: dict[str, Any] = to_json(replace(report, checked_feeds=()))
     data.pop("checked_feeds")
     return data
 
@@ -160,6 +161,11 @@ def describe(report: QuantizeReport) -> list[str]:
     for output in report.outputs:
         shown = "exact" if output.sqnr_db is None else f"{output.sqnr_db:.1f} dB"
         lines.append(f"  output {output.name}: {shown}, largest difference {output.max_abs_error:.4g}")
+        if output.changed_shapes:
+            lines.append(f"    not compared on {output.changed_shapes} samples, where its shape changed")
+    for name, figure in report.methods.items():
+        shown = "exact" if figure is None else f"{figure:.1f} dB"
+        lines.append(f"  method {name}: {shown} on held-out samples{' (used)' if name == report.method else ''}")
     if report.float_nodes:
         lines.append(f"float       {len(report.float_nodes)} nodes:")
         lines += [f"  {item.node}: {item.reason}" for item in report.float_nodes[:_SHOWN]]

@@ -20,6 +20,7 @@ from edgeds.compress.placement import QdqPlan, silu_input
 from edgeds.compress.ranges import TensorRange
 from edgeds.compress.tail import WEIGHTED_OPS
 from edgeds.compress.weights import QMAX, quantize_weight
+from edgeds.errors import ModelError
 from edgeds.graph.proto import attributes
 from edgeds.graph.view import GraphView
 
@@ -51,6 +52,7 @@ _CURVES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 class _Uint8:
     scale: float
     zero_point: int
+    is_float32: bool = True
 
 
 def cpu_tensors(view: GraphView, plan: QdqPlan) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def to_cpu_variant(model: ModelProto, ranges: Mapping[str, TensorRange]) -> Mode
             continue
         if node.op_type == "Conv":
             output = _output_range(view, node.output[0], scales, ranges)
-            if output is None:
+            if output is None or not operands[0].is_float32:  # no integer kernels around float16
                 _use_float_weights(view, node, weight)
             else:
                 _integer_convolution(view, node, weight, operands[0], output)
@@ -105,12 +107,17 @@ def _to_uint8(view: GraphView) -> tuple[dict[str, _Uint8], dict[str, float]]:
             continue
         scales[node.input[0]] = max(float(scale), scales.get(node.input[0], 0.0))
         for consumer in (node, *view.consumers(node.output[0])):
+            if len(consumer.input) < 3 or consumer.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+                raise ModelError(
+                    f"node '{node.name}' is not a pair as edgeds writes it (zero point given, read by "
+                    "DequantizeLinear only); make the CPU form from a model that edgeds quantized"
+                )
             zero = consumer.input[2]
             if zero not in done:
                 done[zero] = view.add_constant(f"{zero}_uint8", np.array(ZERO_POINT, np.uint8))
             view.set_input(consumer, 2, done[zero])
             if consumer is not node:
-                pairs[consumer.output[0]] = _Uint8(float(scale), ZERO_POINT)
+                pairs[consumer.output[0]] = _Uint8(float(scale), ZERO_POINT, scale.dtype == np.float32)
     return pairs, scales
 
 
@@ -130,10 +137,10 @@ def _dequantized_weight(view: GraphView, source: NodeProto) -> tuple[np.ndarray,
     assert scale is not None
     axis = attributes(source).get("axis", 1) if scale.ndim else None
     if axis is None:
-        return values.astype(np.float32) * scale, None
+        return values.astype(scale.dtype) * scale, None
     shape = [1] * values.ndim
     shape[axis] = -1
-    return values.astype(np.float32) * scale.reshape(shape), axis
+    return values.astype(scale.dtype) * scale.reshape(shape), axis
 
 
 def _use_float_weights(view: GraphView, node: NodeProto, source: NodeProto) -> None:

@@ -54,7 +54,8 @@ class TensorHistogram:
         if flat.size == 0:
             return
         if flat.dtype != np.float32:
-            flat = flat.astype(np.float32)
+            with np.errstate(over="ignore"):  # float64 beyond float32: counted as non-finite below
+                flat = flat.astype(np.float32)
         low, high = float(flat.min()), float(flat.max())
         if not (math.isfinite(low) and math.isfinite(high)):
             finite = flat[np.isfinite(flat)]

@@ -63,6 +63,8 @@ class Edge:
     index: int
     tensor: str
     scale_of: str
+    partner: str = ""
+    """The quantized node this pair exists for; without it the pair is pointless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +84,10 @@ class QdqPlan:
         return tuple(dict.fromkeys([*names, *(edge.scale_of for edge in self.edges)]))
 
     def without_node(self, node: str, reason: str) -> QdqPlan:
-        """The plan with one node left in float. Edges stay: they read what other nodes quantize."""
+        """The plan with one node, and the pairs that exist for its sake, left in float."""
         kept = tuple(plan for plan in self.nodes if plan.node != node)
-        return replace(self, nodes=kept, float_nodes={**self.float_nodes, node: reason})
+        edges = tuple(edge for edge in self.edges if edge.partner != node)
+        return replace(self, nodes=kept, edges=edges, float_nodes={**self.float_nodes, node: reason})
 
     def without(self, bad: dict[str, str]) -> QdqPlan:
         """The plan minus everything that needs a tensor in ``bad`` (tensor -> reason)."""
@@ -96,7 +99,7 @@ class QdqPlan:
                 kept.append(plan)
             else:
                 reasons[plan.node] = f"tensor '{blocked}' {bad[blocked]}"
-        edges = tuple(edge for edge in self.edges if edge.scale_of not in bad)
+        edges = tuple(e for e in self.edges if e.scale_of not in bad and (not e.partner or e.partner not in reasons))
         return QdqPlan(nodes=tuple(kept), edges=edges, float_nodes=reasons, notes=self.notes)
 
 
@@ -163,10 +166,11 @@ def _plan_node(view: GraphView, node: NodeProto, notes: list[str]) -> NodePlan |
     """A plan, the reason why not, or None for a node that has nothing to quantize (integers, all constant)."""
     operands = list(node.input[:2])
     dtypes = {view.dtype(name) for name in operands}
-    if any(dtype is not None and dtype.kind != "f" for dtype in dtypes):
+    if any(dtype is not None and dtype.kind in "iubcOS" for dtype in dtypes):
         return None
-    if dtypes - {None, np.dtype(np.float32), np.dtype(np.float16)}:
-        return f"computes in {next(str(d) for d in dtypes if d not in (None, np.dtype(np.float32)))}"
+    other = dtypes - {None, np.dtype(np.float32), np.dtype(np.float16)}
+    if other:
+        return f"computes in {', '.join(sorted(map(str, other)))}"
     constants = {index: value for index, name in enumerate(operands) if (value := view.constant(name)) is not None}
     if len(constants) == len(operands):
         return None
@@ -221,7 +225,9 @@ def _residual_edges(view: GraphView, tail: Tail, quantized: set[str]) -> list[Ed
         )
         shortcut = node.input[1 - branch]
         if shortcut != node.input[branch] and view.dtype(shortcut) in (np.dtype(np.float32), np.dtype(np.float16)):
-            edges.append(Edge(node=node.name, index=1 - branch, tensor=shortcut, scale_of=shortcut))
+            partner = view.producer(node.input[branch])
+            name = partner.name if partner is not None else ""
+            edges.append(Edge(node=node.name, index=1 - branch, tensor=shortcut, scale_of=shortcut, partner=name))
     return edges
 
 
@@ -271,7 +277,9 @@ def _concat_edges(view: GraphView, plans: list[NodePlan]) -> list[Edge]:
             producer = view.producer(tensor)
             if producer is not None and producer.op_type == "Concat" and len(producer.input) > 1:
                 for place, name in enumerate(producer.input):
-                    edges[producer.name, place] = Edge(node=producer.name, index=place, tensor=name, scale_of=tensor)
+                    edges[producer.name, place] = Edge(
+                        node=producer.name, index=place, tensor=name, scale_of=tensor, partner=plan.node
+                    )
     return list(edges.values())
 
 

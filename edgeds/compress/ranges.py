@@ -13,7 +13,6 @@ import onnx
 from onnx import ModelProto
 
 from edgeds import __version__
-from edgeds.compress.calibset import CalibrationSet
 from edgeds.compress.observers import TensorHistogram, find_threshold
 from edgeds.errors import CalibrationError, SpecError
 from edgeds.files import read_json, write_json
@@ -67,13 +66,15 @@ class RangeTable:
     samples: int
     shapes: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, TensorRange] = field(default_factory=dict)
+    chosen: str = ""
+    """The method the ranges come from; differs from ``key.method`` when that is ``auto``."""
     schema: int = SCHEMA
 
 
 def collect_ranges(
     model: ModelProto,
     tensors: Sequence[str],
-    calibration: CalibrationSet | Iterable[dict[str, np.ndarray]],
+    calibration: Iterable[dict[str, np.ndarray]],
     *,
     method: str = "percentile",
     percentile: float = 99.99,
@@ -87,22 +88,48 @@ def collect_ranges(
     infinity, or that never hold a value, come back with a ``note``. Raises CalibrationError for an empty set and
     ModelError when the model cannot run on a sample.
     """
+    histograms, unusable = collect_histograms(
+        model, tensors, calibration, sampled_elements=sampled_elements, threads=threads, quiet=quiet
+    )
+    return {
+        name: range_of(histogram, method, percentile=percentile, note=unusable.get(name))
+        for name, histogram in histograms.items()
+    }
+
+
+def collect_histograms(
+    model: ModelProto,
+    tensors: Sequence[str],
+    calibration: Iterable[dict[str, np.ndarray]],
+    *,
+    sampled_elements: int | None = SAMPLED_ELEMENTS,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> tuple[dict[str, TensorHistogram], dict[str, str]]:
+    """Run the model over the set once: a histogram per tensor, and why a tensor cannot have a range (by name).
+
+    Raises as ``collect_ranges`` does.
+    """
     if not tensors:
-        return {}
+        return {}, {}
     session = open_session(_observed(model, tensors), threads=threads)
     names = [value.name for value in session.get_outputs()]
     needed = {value.name for value in session.get_inputs()}
     histograms = {name: TensorHistogram() for name in names}
+    unusable: dict[str, str] = {}
     runs = 0
     total = getattr(calibration, "expected", None)
     for feeds in track(calibration, what="calibrating", total=total, unit="sample", quiet=quiet):
         values = run_feeds(session, names, {name: array for name, array in feeds.items() if name in needed})
         for name, value in zip(names, values, strict=True):
-            histograms[name].update(value, max_elements=sampled_elements)
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                histograms[name].update(value, max_elements=sampled_elements)
+            else:  # shape inference did not know the type; the values do
+                unusable[name] = f"holds {getattr(value, 'dtype', type(value).__name__)} values"
         runs += 1
     if not runs:
         raise CalibrationError("the calibration set holds no samples")
-    return {name: _to_range(histogram, method, percentile) for name, histogram in histograms.items()}
+    return histograms, unusable
 
 
 def run_feeds(session: Any, names: Sequence[str] | None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -114,9 +141,13 @@ def run_feeds(session: Any, names: Sequence[str] | None, feeds: dict[str, np.nda
         raise CalibrationError(f"the model does not run on calibration data ({shapes}): {one_line(error)}") from error
 
 
-def _to_range(histogram: TensorHistogram, method: str, percentile: float) -> TensorRange:
-    note = None
-    if histogram.non_finite:
+def range_of(
+    histogram: TensorHistogram, method: str, *, percentile: float = 99.99, note: str | None = None
+) -> TensorRange:
+    """The range of one tensor; ``note`` says why it has none, beyond what the histogram shows itself."""
+    if note is not None:
+        pass
+    elif histogram.non_finite:
         note = f"holds NaN or infinity on calibration data ({histogram.non_finite} values)"
     elif histogram.count == 0:
         note = "never held a value on calibration data"

@@ -41,6 +41,8 @@ class OutputComparison:
     sqnr_db: float | None
     max_abs_error: float
     channels: tuple[ChannelStatistics, ...]
+    changed_shapes: int = 0
+    """Samples on which the output had another shape than in float (data-dependent selection) and was not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +74,9 @@ class _Errors:
     def add(self, reference: np.ndarray, value: np.ndarray) -> None:
         reference, value = np.asarray(reference, np.float64), np.asarray(value, np.float64)
         finite = np.isfinite(reference) & np.isfinite(value)
-        difference = (
-            np.where(
-                finite,
-                value - reference,
-                0.0,
-            )
-            if finite.any()
-            else np.zeros(1)
-        )
-        self.signal += float(np.square(np.where(finite, reference, 0.0)).sum())
+        reference, value = np.where(finite, reference, 0.0), np.where(finite, value, 0.0)
+        difference = value - reference
+        self.signal += float(np.square(reference).sum())
         self.error += float(np.square(difference).sum())
         self.worst = max(self.worst, float(np.abs(difference).max(initial=0.0)))
 
@@ -111,6 +106,7 @@ def compare_models(
     wanted = [*outputs, *tensors]
     errors = {name: _Errors() for name in wanted}
     statistics: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    changed: dict[str, int] = {}
     for sample in feeds:
         needed = {value.name for value in sessions[0].get_inputs()}
         fed = {name: array for name, array in sample.items() if name in needed}
@@ -123,12 +119,15 @@ def compare_models(
                 statistics.setdefault(name, []).append(_channel_sums(before[name], after[name]))
             if before[name].shape == after[name].shape:
                 errors[name].add(before[name], after[name])
+            else:
+                changed[name] = changed.get(name, 0) + 1
     compared = tuple(
         OutputComparison(
             name=name,
             sqnr_db=errors[name].sqnr_db,
             max_abs_error=errors[name].worst,
             channels=_channel_statistics(statistics[name]),
+            changed_shapes=changed.get(name, 0),
         )
         for name in outputs
         if name in statistics
@@ -150,9 +149,9 @@ def check_scores(comparison: Comparison) -> None:
                 )
 
 
-def first_lost_layer(comparison: Comparison) -> LayerComparison | None:
-    """The first layer, in graph order, whose error is more than half of its signal; None when every layer is sound."""
-    return next((x for x in comparison.layers if x.sqnr_db is not None and x.sqnr_db < LOST_SQNR_DB), None)
+def lost_layers(comparison: Comparison) -> list[LayerComparison]:
+    """The layers whose error is more than half of their signal, in graph order."""
+    return [layer for layer in comparison.layers if layer.sqnr_db is not None and layer.sqnr_db < LOST_SQNR_DB]
 
 
 def _check_sane(name: str, before: np.ndarray, after: np.ndarray) -> None:
@@ -165,14 +164,26 @@ def _check_sane(name: str, before: np.ndarray, after: np.ndarray) -> None:
 
 
 def _channel_sums(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of (sum |x|, non-zero count, size) per channel: axis 1 of tensors of rank 3 and more, else one channel."""
+    """Rows of (sum |x|, non-zero count, size) per channel."""
     return _sums(before), _sums(after)
+
+
+def _channel_axis(shape: tuple[int, ...]) -> int | None:
+    """Where boxes and scores of a detector lie side by side: [N, 84, A] and [N, A, 85], NCHW, [N, 3, H, W, 85]."""
+    if len(shape) < 3:
+        return None
+    if len(shape) == 3:
+        return 1 if shape[1] <= shape[2] else 2
+    return 1 if len(shape) == 4 else len(shape) - 1
 
 
 def _sums(array: np.ndarray) -> np.ndarray:
     values = np.abs(np.asarray(array, np.float64))
     values = np.where(np.isfinite(values), values, 0.0)
-    rows = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1) if values.ndim >= 3 else values.reshape(1, -1)
+    axis = _channel_axis(values.shape)
+    rows = values.reshape(1, values.size)
+    if axis is not None:
+        rows = np.moveaxis(values, axis, 0).reshape(values.shape[axis], values.size // max(values.shape[axis], 1))
     size = np.full(rows.shape[0], rows.shape[1], np.float64)
     return np.stack([rows.sum(axis=1), np.count_nonzero(rows, axis=1).astype(np.float64), size])
 
