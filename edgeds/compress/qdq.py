@@ -30,7 +30,8 @@ def insert_qdq(
 
     The opset is raised only when the pairs need it: to 13 for per-channel scales, to 19 for float16 activations.
     """
-    half = any(GraphView(model, copy=False).dtype(name) == np.float16 for name in plan.tensors)
+    before = GraphView(model, copy=False)  # one view: types are inferred once and kept in it
+    half = any(before.dtype(name) == np.float16 for name in plan.tensors)
     view = GraphView(require_opset(model, FLOAT16_OPSET if half else PER_AXIS_OPSET))
     nodes = {node.name: node for node in view.nodes}
     # Looked up before the first edit: inference works on the graph as it was.
