@@ -207,8 +207,8 @@ def _entropy(counts: np.ndarray, *, step: int = 8) -> float:
         level_bins[:, -1] += (last <= 0) & (outliers > 0)
         q_value = level_mass / level_bins
         p_log_q = np.where(reference_mass > 0, reference_mass * np.log(q_value), 0.0)
-    # A level that holds only outliers has Q = 0 there: infinite divergence, never chosen.
-    divergence = (p_log_p - p_log_q.sum(axis=1)) / total + np.log(mass[candidates] / total)
+        # A level that holds only outliers has Q = 0 there: infinite divergence, never chosen.
+        divergence = (p_log_p - p_log_q.sum(axis=1)) / total + np.log(mass[candidates] / total)
     divergence[~np.isfinite(divergence)] = np.inf
     if not np.isfinite(divergence).any():
         return float(size)
