@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,14 +120,26 @@ def collect_histograms(
     unusable: dict[str, str] = {}
     runs = 0
     total = getattr(calibration, "expected", None)
-    for feeds in track(calibration, what="calibrating", total=total, unit="sample", quiet=quiet):
-        values = run_feeds(session, names, {name: array for name, array in feeds.items() if name in needed})
+
+    def add(values: list[Any]) -> None:
         for name, value in zip(names, values, strict=True):
             if isinstance(value, np.ndarray) and value.dtype.kind == "f":
                 histograms[name].update(value, max_elements=sampled_elements)
             else:  # shape inference did not know the type; the values do
                 unusable[name] = f"holds {getattr(value, 'dtype', type(value).__name__)} values"
-        runs += 1
+
+    # Counting overlaps with reading the next sample, which stays on the caller's thread; it ends before the next run,
+    # so that the values of one run only are in memory.
+    with ThreadPoolExecutor(1, thread_name_prefix="edgeds-ranges") as pool:
+        counting: Future[None] | None = None
+        for feeds in track(calibration, what="calibrating", total=total, unit="sample", quiet=quiet):
+            if counting is not None:
+                counting.result()
+            given = {name: array for name, array in feeds.items() if name in needed}
+            counting = pool.submit(add, run_feeds(session, names, given))
+            runs += 1
+        if counting is not None:
+            counting.result()
     if not runs:
         raise CalibrationError("the calibration set holds no samples")
     return histograms, unusable
