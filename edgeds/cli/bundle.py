@@ -19,6 +19,9 @@ SUMMARY = "Create, show, verify, zip and unzip bundles: the folder that holds a 
 EXAMPLES = """\
 examples:
   edgeds bundle create yolo11n.onnx --task detect --calib images/ --size 640 --out yolo.bundle
+  edgeds bundle create yolo11n.onnx --task detect --calib coco/images/train --size 384x640 --size 640x384 \\
+      --eval coco/ --max-drop 0.5 --target orin-nano-8gb@15W --out yolo.bundle
+  edgeds bundle create model.onnx --task embed --calib feeds.npz --out model.bundle    not a YOLO: fed arrays
   edgeds bundle create model.onnx --task detect --float-only --out float.bundle
   edgeds bundle show yolo.bundle
   edgeds bundle verify yolo.bundle.zip --json
@@ -41,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
-    parser.add_argument("--task", required=True, help="what the model does: detect, segment, pose, obb or classify")
+    parser.add_argument(
+        "--task",
+        required=True,
+        help="what the model does: detect, segment, pose, obb or classify (YOLO), or another word (fed arrays)",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="bundle folder to write")
     parser.add_argument("--calib", type=Path, metavar="PATH", help="folder of images, .npz, or folder of .npz feeds")
     parser.add_argument(
@@ -54,9 +61,27 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
         default="percentile",
         help="how ranges are chosen (default %(default)s)",
     )
+    parser.add_argument(
+        "--percentile", type=float, default=None, metavar="P", help="of the percentile method (default 99.999)"
+    )
+    parser.add_argument("--samples", type=int, metavar="N", help="use N evenly spaced samples (default: all)")
+    parser.add_argument("--eval", type=Path, metavar="DIR", help="labelled images: measure mAP of float and INT8")
+    parser.add_argument(
+        "--split", metavar="NAME", help="of --eval: train, val or test (default: val if there are several)"
+    )
+    parser.add_argument(
+        "--max-drop",
+        type=float,
+        metavar="POINTS",
+        help="write nothing when INT8 loses more mAP50-95 (0.5: half a point)",
+    )
+    parser.add_argument("--target", metavar="NAME[@MODE]", help="board the bundle is meant for, recorded in it")
     parser.add_argument("--names", type=Path, metavar="FILE", help="class names: one per line, or JSON list or object")
     parser.add_argument("--head", metavar="FAMILY", help="output layout when the model does not say it, e.g. yolov8")
     parser.add_argument("--float-only", action="store_true", help="pack the float model without quantizing")
+    parser.add_argument(
+        "--replace", action="store_true", help="replace an older bundle at --out when the new one is ready"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,12 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(args: argparse.Namespace) -> int:
+    from edgeds.compress.quantize import DEFAULT_PERCENTILE
     from edgeds.workshop.package import create_bundle
 
-    if args.calib is None and not args.float_only:
-        raise SpecError("calibration samples are needed for INT8; give --calib PATH, or --float-only to pack without")
-    if args.max_batch < 1:
-        raise SpecError(f"--max-batch is {args.max_batch}; need at least 1")
+    if args.percentile is not None and args.method != "percentile":
+        raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
     path = create_bundle(
         args.model,
         out=args.out,
@@ -79,16 +103,25 @@ def _create(args: argparse.Namespace) -> int:
         sizes=tuple(Resolution.parse(text) for text in args.size),
         max_batch=args.max_batch,
         method=args.method,
+        percentile=args.percentile if args.percentile is not None else DEFAULT_PERCENTILE,
+        samples=args.samples,
         names=None if args.names is None else read_names(args.names),
         head=args.head,
         float_only=args.float_only,
+        evaluate=args.eval,
+        split=args.split,
+        max_drop=args.max_drop,
+        target=args.target,
+        replace=args.replace,
         quiet=args.quiet,
     )
     with open_bundle(path) as bundle:
-        if args.json:
-            emit_json({"bundle": path, **_summary(bundle.manifest), "ok": True})
-        else:
-            emit_text(str(path))
+        manifest = bundle.manifest
+    if args.json:
+        report = {"accuracy": manifest.accuracy, "calibration": manifest.calibration, "manifest": manifest}
+        emit_json({"bundle": path, **_summary(manifest), **report, "ok": True})
+    else:
+        emit_text(str(path))
     return 0
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
-from edgeds.specs import to_json
 
 SUMMARY = "Fetch a detector, calibrate it to INT8, pack a bundle, run it on photographs, measure float against INT8."
 
@@ -44,20 +43,12 @@ def run(args: argparse.Namespace) -> int:
         args.out, data=args.data, long_side_px=args.size, seconds=args.seconds, replace=args.replace, quiet=args.quiet
     )
     if args.json:
-        emit_json(
-            to_json(
-                {
-                    **vars(result),
-                    "bundle": str(result.bundle),
-                    "report": str(result.report),
-                    "images": [str(path) for path in result.images],
-                }
-            )
-        )
+        emit_json(vars(result))
         return 0
     emit_text(f"bundle      {result.bundle}")
     emit_text(f"pictures    {len(result.images)} in {args.out / 'pictures'}, {result.detections} objects found")
     emit_text(f"float       {result.fps_float:.1f} frames/s on this CPU, end to end")
-    emit_text(f"INT8        {result.fps_int8:.1f} frames/s ({result.fps_int8 / result.fps_float:.2f} x float)")
+    ratio = f" ({result.fps_int8 / result.fps_float:.2f} x float)" if result.fps_float > 0 else ""
+    emit_text(f"INT8        {result.fps_int8:.1f} frames/s{ratio}")
     emit_text(f"report      {result.report}")
     return 0

@@ -9,19 +9,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeds.errors import InputError, SpecError
 from edgeds.files import write_text
+from edgeds.imagefile import import_cv2, read_image
+
+MAX_PICTURE_PX = 960
+"""Long side of an embedded picture; the full ones lie beside the page."""
+JPEG_QUALITY = 85
+
+# Nothing may be loaded: even if a caption got past the escaping it could not call out.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .3rem .7rem; }
-tr { border-bottom: 1px solid #8884; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
-figure { margin: 1rem 0; } img { max-width: 100%; height: auto; border-radius: 4px; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 1rem; }
-figcaption, footer { font-size: .85rem; opacity: .75; }
+:root { color-scheme: light dark; --ink: #1c2024; --faint: #5f6873; --line: #d9dee4; --page: #fff; --card: #f5f7f9; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ec; --faint: #9aa4af; --line: #353c44; --page: #15181b; --card: #1e2226; }
+}
+* { box-sizing: border-box; }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1080px;
+  margin: 0 auto; padding: 1.5rem 1rem 3rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: .5rem 0 1rem; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
+p { max-width: 46rem; margin: .6rem 0; }
+.lead { font-size: 1.1rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; min-width: 16rem; }
+th, td { text-align: left; padding: .35rem 1.1rem .35rem 0; border-bottom: 1px solid var(--line); }
+th { color: var(--faint); font-weight: 600; font-size: .85rem; white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 1rem; }
+figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
+figure a { display: block; }
+img { display: block; width: 100%; height: 230px; object-fit: contain; background: #0002; }
+figcaption { font-size: .85rem; color: var(--faint); padding: .4rem .7rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .85rem; color: var(--faint);
+  border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1rem; }
+dd { margin: 0; }
+@media print { figure { break-inside: avoid; } }
 """
-_MIME = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,40 +75,82 @@ def write_page(
     pictures: Sequence[Picture] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the page atomically and return its path. ``facts`` (device, date, versions) go to the foot."""
-    body = [f"<h1>{html.escape(title)}</h1>"]
-    body += [f"<p>{html.escape(sentence)}</p>" for sentence in summary]
+    """Write the page atomically and return its path.
+
+    Pictures are embedded at up to ``MAX_PICTURE_PX``. ``facts`` (device, date, versions) go to the foot. All text is
+    escaped. Raises InputError naming a picture that cannot be read, SpecError for a row that does not fit its columns.
+    """
+    body = [f"<h1>{_text(title)}</h1>"]
+    body += [f"<p{' class=lead' if not index else ''}>{_text(words)}</p>" for index, words in enumerate(summary)]
     body += [_table(table) for table in tables]
     if pictures:
-        body.append("<h2>Pictures</h2><div class='pictures'>")
+        body.append("<h2>Pictures</h2><div class=pictures>")
         body += [_picture(picture) for picture in pictures]
         body.append("</div>")
     if facts:
-        listed = " · ".join(f"{html.escape(key)}: {html.escape(str(value))}" for key, value in facts.items())
-        body.append(f"<footer>{listed}</footer>")
+        body.append(
+            f"<dl>{''.join(f'<dt>{_text(key)}</dt><dd>{_text(value)}</dd>' for key, value in facts.items())}</dl>"
+        )
     head = (
-        f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{html.escape(title)}</title>"
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{_text(title)}</title>'
     )
     page = (
-        f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>"
+        f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head>'
+        f"<body><main>{''.join(body)}</main></body></html>\n"
     )
-    write_text(out, page + "\n")
+    write_text(out, page)
     return out
 
 
+def _text(value: Any) -> str:
+    """Escaped text. File names may hold bytes that are not UTF-8 and control characters; both become marks."""
+    plain = str(value).encode("utf-8", "replace").decode("utf-8")
+    return html.escape("".join(char if char.isprintable() else "\ufffd" for char in plain))
+
+
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in table.rows)
-    return f"<h2>{html.escape(table.title)}</h2><table><tr>{head}</tr>{rows}</table>"
+    for row in table.rows:
+        if len(row) != len(table.columns):
+            raise SpecError(f"table {table.title!r}: a row has {len(row)} cells for {len(table.columns)} columns")
+    # A column is right-aligned when all of its cells are numbers, its heading with them.
+    numeric = [bool(table.rows) and all(_is_number(row[i]) for row in table.rows) for i in range(len(table.columns))]
+    head = "".join(_cell("th", name, number) for name, number in zip(table.columns, numeric, strict=True))
+    rows = (
+        "<tr>" + "".join(_cell("td", cell, number) for cell, number in zip(row, numeric, strict=True)) + "</tr>"
+        for row in table.rows
+    )
+    return f"<h2>{_text(table.title)}</h2><div class=scroll><table><tr>{head}</tr>{''.join(rows)}</table></div>"
 
 
-def _cell(text: str) -> str:
-    number = text[:1].isdigit() or text[:1] == "-"
-    return f"<td class='number'>{html.escape(text)}</td>" if number else f"<td>{html.escape(text)}</td>"
+def _cell(tag: str, text: str, number: bool) -> str:
+    return f"<{tag}{' class=number' if number else ''}>{_text(text)}</{tag}>"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.strip().rstrip("%").replace(",", "").replace("x", ""))
+    except ValueError:
+        return text.strip() in ("-", "–")
+    return True
 
 
 def _picture(picture: Picture) -> str:
-    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    mime = _MIME.get(picture.path.suffix.lower(), "application/octet-stream")
-    caption = html.escape(picture.caption)
-    return f"<figure><img src='data:{mime};base64,{data}' alt='{caption}'><figcaption>{caption}</figcaption></figure>"
+    data = base64.b64encode(_small_jpeg(picture.path)).decode("ascii")
+    caption = _text(picture.caption)
+    return (
+        f'<figure><img src="data:image/jpeg;base64,{data}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+    )
+
+
+def _small_jpeg(path: Path) -> bytes:
+    cv2 = import_cv2("pictures in a report")
+    image = read_image(path)
+    scale = MAX_PICTURE_PX / max(image.shape[:2])
+    if scale < 1:
+        size = tuple(max(1, round(side * scale)) for side in image.shape[1::-1])
+        image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    done, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    if not done:
+        raise InputError(f"{path}: the picture could not be encoded for the report")
+    return bytes(data)

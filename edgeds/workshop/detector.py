@@ -26,7 +26,6 @@ class DetectorSetup:
     preprocess: ImagePreprocess
     names: dict[int, str]
     sizes: tuple[Resolution, ...]
-    license: str
 
 
 def model_metadata(model: ModelProto) -> dict[str, str]:
@@ -58,14 +57,15 @@ def describe_detector(
     if task is not None and layout.task != task:
         raise SpecError(f"{model_path}: --task {task}, but the model's outputs are those of a {layout.task} model")
     chosen = preprocess or default_preprocess(layout, metadata=known, input_spec=spec)
-    buckets = tuple(sizes) or default_buckets(layout, metadata=known, input_spec=spec, stride=chosen.stride)
+    buckets = tuple(dict.fromkeys(sizes)) or default_buckets(
+        layout, metadata=known, input_spec=spec, stride=chosen.stride
+    )
     _check_sizes(buckets, spec, chosen, where=str(model_path))
     return DetectorSetup(
         layout=layout,
         preprocess=chosen,
         names=labels or {index: f"class{index}" for index in range(layout.classes)},
         sizes=buckets,
-        license=metadata.get("license", "unknown"),
     )
 
 
@@ -109,10 +109,21 @@ def _image_input(model: ModelProto, *, where: str) -> TensorSpec:
     return inputs[0]
 
 
+MAX_PIXELS = 4096 * 4096
+"""Of one input image; activations take tens of times its memory."""
+
+
 def _check_sizes(sizes: Sequence[Resolution], spec: TensorSpec, preprocess: ImagePreprocess, *, where: str) -> None:
     for size in sizes:
+        if size.pixels > MAX_PIXELS:
+            raise SpecError(f"{where}: size {size} has more than the {MAX_PIXELS:,} pixels a network input may have")
         for dim, pixels in zip(spec.shape[2:], (size.height_px, size.width_px), strict=True):
             if isinstance(dim, int) and dim != pixels:
                 raise SpecError(f"{where}: size {size} does not fit the fixed input {spec}")
             if not isinstance(dim, int) and pixels % preprocess.stride:
-                raise SpecError(f"{where}: size {size} is not a multiple of the model's stride {preprocess.stride}")
+                near = Resolution(
+                    *(-(-side // preprocess.stride) * preprocess.stride for side in (size.height_px, size.width_px))
+                )
+                raise SpecError(
+                    f"{where}: size {size} is not a multiple of the model's stride {preprocess.stride}; use {near}"
+                )

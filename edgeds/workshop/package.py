@@ -2,45 +2,62 @@
 
 from __future__ import annotations
 
-import datetime
+import contextlib
+import difflib
 import io
 import json
-import platform
+import logging
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
-from edgeds import __version__
-from edgeds.bundle import Manifest, write_bundle
-from edgeds.compress.calibset import CalibrationSet, Feeds, open_calibration
+from edgeds.bundle import write_bundle
+from edgeds.bundle.manifest import MANIFEST_NAME
+from edgeds.compress.calibset import CalibrationSet, Feeds, holds_images, open_calibration
 from edgeds.compress.quantize import DEFAULT_METHOD, DEFAULT_PERCENTILE, QuantizeReport, quantize_model
-from edgeds.errors import CalibrationError, SpecError
-from edgeds.files import sha256_file
+from edgeds.errors import SpecError
 from edgeds.graph.cost import count_cost
-from edgeds.graph.io import input_specs, load_model, output_specs, save_model
+from edgeds.graph.io import input_specs, load_model, save_model
 from edgeds.graph.session import open_session
-from edgeds.pipelines.yolo.layout import layout_to_json
-from edgeds.pipelines.yolo.metadata import TASKS
+from edgeds.pipelines.yolo.metadata import TASKS, parse_names
+from edgeds.report.datasets import DetectionDataset
 from edgeds.specs import Resolution, to_json
+from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated, parse_target
 from edgeds.workshop.detector import DetectorSetup, describe_detector
+from edgeds.workshop.measure import check_drop, measure_accuracy, measure_speedup, open_labels, shared_images
+from edgeds.workshop.outfolder import claim_folder, writing_errors
 
-MODEL_NAMES = {"int8": "model.onnx", "cpu_int8": "model.cpu.onnx", "float": "variants/float.onnx"}
+log = logging.getLogger("edgeds.workshop")
+
+FLOAT_NAME = "variants/float.onnx"
+MAX_GOLDEN_BYTES = 256 << 20
+"""Golden samples are there to compare a device with; very large ones are left out."""
+
+Files = dict[str, Path | bytes]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Parts:
     """What goes into the bundle, gathered before anything is written."""
 
-    files: dict[str, Path | bytes]
+    files: Files
     models: dict[str, str]
-    golden: dict[str, np.ndarray]
     report: QuantizeReport | None = None
+    notes: list[str] = field(default_factory=list)
     accuracy: dict[str, Any] = field(default_factory=dict)
+    speedup: float | None = None
+
+    def path(self, variant: str) -> Path:
+        """Where the file of a model variant lies before it is packed."""
+        content = self.files[self.models[variant]]
+        assert isinstance(content, Path)
+        return content
 
 
 def create_bundle(
@@ -58,6 +75,7 @@ def create_bundle(
     head: str | Mapping[str, Any] | None = None,
     float_only: bool = False,
     evaluate: str | Path | None = None,
+    split: str | None = None,
     max_drop: float | None = None,
     target: str | None = None,
     replace: bool = False,
@@ -67,73 +85,121 @@ def create_bundle(
 
     ``task`` is a YOLO task (detect, segment, pose, obb, classify: preprocessing, head and names are read from the
     model, what is given wins) or any other word for a model that is fed arrays. ``calib`` is what
-    ``compress.open_calibration`` takes. With ``evaluate`` (a labelled folder) the accuracy of the float and the INT8
-    model is measured and stored; above ``max_drop`` points (of 100) of mAP50-95 lost, nothing is written.
-    ``target`` names the board the bundle is meant for; it is recorded as given.
+    ``compress.open_calibration`` takes. With ``evaluate`` (a labelled folder, of it the ``split``) the accuracy of the
+    float and the INT8 model is measured and stored; above ``max_drop`` points (of 100) of mAP50-95 lost, nothing is
+    written. ``target`` (``NAME`` or ``NAME@MODE``) is the board the bundle is meant for; it is recorded as given.
+    ``replace`` gives up an older bundle at ``out``, which stays until the new one is complete.
 
-    Raises SpecError, ModelError or CalibrationError; nothing is left behind on failure.
+    Raises SpecError for arguments that do not fit, ModelError, CalibrationError, and BundleError when ``out`` cannot
+    be written or another process writes it; nothing is left behind on failure.
     """
+    _check_task(task, calib=calib, sizes=sizes, head=head, evaluate=evaluate)
+    _check_options(calib, float_only=float_only, max_batch=max_batch)
+    _check_measuring(evaluate, split=split, max_drop=max_drop, float_only=float_only)
+    board = parse_target(target)
     source, folder_out = Path(model), Path(out)
-    _check_arguments(folder_out, calib, float_only=float_only, replace=replace, evaluate=evaluate, max_drop=max_drop)
-    setup = None
+    with claim_folder(folder_out, replace=replace, ours=_bundle_entries(folder_out), what="a bundle"):
+        loaded = load_model(source)
+        setup = describe_detector(source, task=task, head=head, names=names, sizes=sizes) if task in TASKS else None
+        dataset = open_labels(Path(evaluate), split=split, setup=setup) if evaluate is not None and setup else None
+        calibration = None if float_only else _open_set(loaded, calib, setup, samples)
+        with _work_folder() as folder:
+            parts = _float_parts(loaded, folder, name="model.onnx" if float_only else FLOAT_NAME)
+            if calibration is not None:
+                _quantize(parts, source, calibration, folder, method=method, percentile=percentile, quiet=quiet)
+                _note_calibration(parts, calibration, setup)
+            if dataset is not None and setup is not None:
+                _measure(parts, setup, dataset, calib=calib, max_drop=max_drop, quiet=quiet)
+            cost = count_cost(load_model(parts.path("int8" if calibration else "float")), _cost_shapes(loaded, setup))
+            parts.files["cost.json"] = _json_bytes(to_json(cost))
+            manifest = build_manifest(
+                loaded,
+                source=source,
+                task=task,
+                models=parts.models,
+                setup=setup,
+                names=parse_names(names) if names is not None else {},
+                max_batch=max_batch,
+                calibration=describe_calibration(parts.report, notes=parts.notes) if parts.report else None,
+                accuracy=parts.accuracy,
+                target=board,
+                speedup=parts.speedup,
+            )
+            with writing_errors(folder_out):
+                return write_bundle(folder_out, files=parts.files, manifest=manifest, replace=replace)
+
+
+def _check_task(task: str, *, calib: Any, sizes: Any, head: Any, evaluate: Any) -> None:
+    if not isinstance(task, str) or not task.strip():
+        raise SpecError(f"--task {task!r}: say what the model does: {', '.join(TASKS)}, or a word of your own")
     if task in TASKS:
-        setup = describe_detector(source, task=task, head=head, names=names, sizes=sizes)
-    elif sizes or head is not None:
-        raise SpecError(f"--size and --head belong to the tasks {', '.join(TASKS)}; {task!r} is fed arrays")
-    with tempfile.TemporaryDirectory(prefix="edgeds-") as folder:
-        if float_only:
-            parts = _float_parts(source, Path(folder))
-        else:
-            calibration = _open_set(source, calib, setup, samples)
-            parts = _int8_parts(source, calibration, Path(folder), method=method, percentile=percentile, quiet=quiet)
-        if evaluate is not None and setup is not None:
-            parts.accuracy.update(measure_accuracy(parts, setup, Path(evaluate), quiet=quiet))
-            _check_drop(parts.accuracy, max_drop)
-        manifest = _manifest(source, task, setup, parts, names=names, max_batch=max_batch, target=target)
-        cost = count_cost(load_model(_content_path(parts)), _cost_shapes(source, setup))
-        parts.files["cost.json"] = _json_bytes(to_json(cost))
-        if parts.golden:
-            parts.files["golden.npz"] = _npz_bytes(parts.golden)
-        return write_bundle(folder_out, files=parts.files, manifest=manifest, replace=replace)
+        if task == "classify" and evaluate is not None:
+            raise SpecError("--eval measures boxes (mAP); a classifier has none")
+        return
+    near = difflib.get_close_matches(task.lower(), TASKS, n=1, cutoff=0.6)
+    if near:
+        raise SpecError(f"--task {task!r}: did you mean {near[0]!r}? The YOLO tasks are {', '.join(TASKS)}")
+    if sizes or head is not None or evaluate is not None:
+        raise SpecError(f"--size, --head and --eval belong to the tasks {', '.join(TASKS)}; {task!r} is fed arrays")
+    if isinstance(calib, str | Path) and holds_images(calib):
+        raise SpecError(f"{calib}: holds images, but the task {task!r} is fed arrays: give .npz, or a YOLO task")
 
 
-def _check_arguments(
-    target: Path,
-    calib: Any,
-    *,
-    float_only: bool,
-    replace: bool,
-    evaluate: str | Path | None,
-    max_drop: float | None,
-) -> None:
-    """Refuse before the long work what would only fail after it."""
+def _check_options(calib: Any, *, float_only: bool, max_batch: int) -> None:
     if calib is None and not float_only:
         raise SpecError("calibration samples are needed for INT8; give --calib PATH, or --float-only to pack without")
-    if target.exists() and not replace and (not target.is_dir() or any(target.iterdir())):
-        raise SpecError(f"{target} exists and is not an empty directory; choose another path or remove it first")
-    if max_drop is not None and evaluate is None:
-        raise SpecError("--max-drop needs labelled images to measure on; give --eval DIR")
+    if calib is not None and float_only:
+        raise SpecError("--float-only packs the model as it is; leave --calib out, or leave --float-only out for INT8")
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or not 1 <= max_batch <= 4096:
+        raise SpecError(f"--max-batch {max_batch!r}: need a whole number from 1 to 4096")
 
 
-def _open_set(source: Path, calib: Any, setup: DetectorSetup | None, samples: int | None) -> CalibrationSet:
+def _check_measuring(evaluate: Any, *, split: str | None, max_drop: float | None, float_only: bool) -> None:
+    if evaluate is None and (max_drop is not None or split is not None):
+        flag = "--max-drop" if max_drop is not None else "--split"
+        raise SpecError(f"{flag} needs labelled images to measure on; give --eval DIR")
+    if max_drop is not None and not (math.isfinite(max_drop) and max_drop >= 0):
+        raise SpecError(f"--max-drop {max_drop}: give points of mAP50-95, 0 or more (0.5 allows 45.0 to become 44.5)")
+    if max_drop is not None and float_only:
+        raise SpecError("--max-drop limits what INT8 loses; with --float-only there is no INT8")
+
+
+def _bundle_entries(out: Path) -> set[str]:
+    """What an older bundle at ``out`` may hold at its top; nothing when there is no manifest."""
+    with writing_errors(out):
+        return {item.name for item in out.iterdir()} if (out / MANIFEST_NAME).is_file() else set()
+
+
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    """A temporary folder; what the file system refuses (it may be small) ends in one sentence that names it."""
+    with writing_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="edgeds-") as folder:
+        yield Path(folder)
+
+
+def _open_set(model: ModelProto, calib: Any, setup: DetectorSetup | None, samples: int | None) -> CalibrationSet:
     return open_calibration(
         calib,
-        model_inputs=input_specs(load_model(source)),
+        model_inputs=input_specs(model),
         preprocess=setup.preprocess if setup is not None else None,
         resolution=setup.sizes if setup is not None else None,
         limit=samples,
     )
 
 
-def _float_parts(source: Path, folder: Path) -> _Parts:
-    files = _model_files(load_model(source), "model.onnx", folder)
-    return _Parts(files=files, models={"float": "model.onnx"}, golden={})
-
-
-def _int8_parts(
-    source: Path, calibration: CalibrationSet, folder: Path, *, method: str, percentile: float, quiet: bool
-) -> _Parts:
-    report = quantize_model(
+def _quantize(
+    parts: _Parts,
+    source: Path,
+    calibration: CalibrationSet,
+    folder: Path,
+    *,
+    method: str,
+    percentile: float,
+    quiet: bool,
+) -> None:
+    """Add the INT8 models, their ranges, golden samples and what was measured of them."""
+    parts.models = {"int8": "model.onnx", "cpu_int8": "model.cpu.onnx", **parts.models}
+    parts.report = quantize_model(
         source,
         calibration,
         out=folder / "model.onnx",
@@ -142,136 +208,77 @@ def _int8_parts(
         percentile=percentile,
         quiet=quiet,
     )
-    files: dict[str, Path | bytes] = {}
-    models = dict(MODEL_NAMES)
     for name in ("model.onnx", "model.cpu.onnx"):
-        files |= {path.name: path for path in folder.glob(f"{name}*") if path.name in (name, f"{name}.data")}
-    files |= _model_files(load_model(source), models["float"], folder)
-    files["ranges.json"] = Path(report.ranges)
-    accuracy = {"sqnr_db": report.sqnr_db, "cpu_sqnr_db": report.cpu_sqnr_db}
-    golden = _golden(report.checked_feeds, {"float": source, "int8": folder / "model.onnx"})
-    return _Parts(files=files, models=models, golden=golden, report=report, accuracy=accuracy)
+        parts.files |= _with_side_file(folder / name, name)
+    parts.files["ranges.json"] = Path(parts.report.ranges)
+    parts.accuracy |= {"sqnr_db": parts.report.sqnr_db, "cpu_sqnr_db": parts.report.cpu_sqnr_db}
+    feeds = parts.report.checked_feeds
+    golden = _golden(feeds, {"float": parts.path("float"), "int8": parts.path("int8")})
+    if golden:
+        parts.files["golden.npz"] = _npz_bytes(golden)
+    parts.speedup = measure_speedup(parts.path("float"), parts.path("cpu_int8"), feeds[0])
 
 
-def _model_files(model: Any, name: str, folder: Path) -> dict[str, Path | bytes]:
-    """Save a self-contained copy under its bundle name; external data, if any, is a file of the bundle too."""
-    path = save_model(model, folder / "copy" / name)
-    return {
-        str(Path(name).parent / item.name) if "/" in name else item.name: item
-        for item in path.parent.iterdir()
-        if item.name in (path.name, f"{path.name}.data")
-    }
+def _note_calibration(parts: _Parts, calibration: CalibrationSet, setup: DetectorSetup | None) -> None:
+    if setup is None:
+        return
+    parts.notes += note_uncalibrated(setup.sizes, calibration.shapes)
+    if calibration.preprocess is None:
+        note = "calibrated from arrays: whether they were prepared as serving prepares images was not checked"
+        log.warning("%s", note)
+        parts.notes.append(note)
+
+
+def _measure(
+    parts: _Parts, setup: DetectorSetup, dataset: DetectionDataset, *, calib: Any, max_drop: float | None, quiet: bool
+) -> None:
+    """Add the accuracy of what this machine runs: float, and the CPU form of INT8."""
+    labels = {"float": "float", "int8": "cpu_int8"}
+    measured = {label: parts.path(variant) for label, variant in labels.items() if variant in parts.models}
+    parts.accuracy |= measure_accuracy(measured, setup=setup, dataset=dataset, quiet=quiet)
+    shared = shared_images(calib, dataset)
+    if shared:
+        note = f"{shared} of the images that accuracy was measured on belong to the calibration set"
+        log.warning("%s; the loss on other images may be larger", note)
+        parts.notes.append(note)
+    check_drop(parts.accuracy, max_drop=max_drop)
+
+
+def _float_parts(model: ModelProto, folder: Path, *, name: str) -> _Parts:
+    """A self-contained copy under its name in the bundle."""
+    return _Parts(files=_with_side_file(save_model(model, folder / "copy" / name), name), models={"float": name})
+
+
+def _with_side_file(path: Path, name: str) -> Files:
+    side = path.with_name(f"{path.name}.data")
+    return {name: path, **({f"{name}.data": side} if side.exists() else {})}  # weights above 1 GiB lie beside it
 
 
 def _golden(feeds: Sequence[Feeds], models: Mapping[str, Path]) -> dict[str, np.ndarray]:
     """``input/<sample>/<name>``, ``float/<sample>/<output>`` and ``int8/<sample>/<output>`` arrays."""
-    arrays = {f"input/{index}/{name}": array for index, sample in enumerate(feeds) for name, array in sample.items()}
-    for label, path in models.items():
-        session = open_session(path)
-        outputs = [value.name for value in session.get_outputs()]
-        needed = {value.name for value in session.get_inputs()}
-        for index, sample in enumerate(feeds):
+    sessions = {label: open_session(path) for label, path in models.items()}
+    golden: dict[str, np.ndarray] = {}
+    left = MAX_GOLDEN_BYTES
+    for index, sample in enumerate(feeds):
+        arrays = {f"input/{index}/{name}": array for name, array in sample.items()}
+        for label, session in sessions.items():
+            outputs = [value.name for value in session.get_outputs()]
+            needed = {value.name for value in session.get_inputs()}
             values = session.run(outputs, {name: array for name, array in sample.items() if name in needed})
             arrays |= {f"{label}/{index}/{name}": value for name, value in zip(outputs, values, strict=True)}
-    return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+        left -= sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray))
+        if left < 0:
+            break
+        # Only plain numbers are read back: text and sequences are left out.
+        golden |= {name: a for name, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind in "biufc"}
+    return golden
 
 
-def measure_accuracy(parts: _Parts, setup: DetectorSetup, data: Path, *, quiet: bool) -> dict[str, Any]:
-    """mAP of the float model and of the INT8 model as this machine runs it, on the same images."""
-    from edgeds.pipelines.yolo import YoloPipeline
-    from edgeds.report.accuracy import evaluate_detector
-    from edgeds.report.datasets import open_detection_dataset
-
-    dataset = open_detection_dataset(data, names=setup.names)
-    result: dict[str, Any] = {"data": data.name, "images": len(dataset)}
-    for label, variant in (("float", "float"), ("int8", "cpu_int8")):
-        if variant not in parts.models:
-            continue
-        path = parts.files[parts.models[variant]]
-        assert isinstance(path, Path)
-        with YoloPipeline.from_model(
-            path, names=setup.names, head=setup.layout, preprocess=setup.preprocess, buckets=setup.sizes
-        ) as pipeline:
-            scores = evaluate_detector(pipeline, dataset, quiet=quiet)
-        result |= {f"{label}_map50_95": scores["map50_95"], f"{label}_map50": scores["map50"]}
-    return result
-
-
-def _check_drop(accuracy: Mapping[str, Any], max_drop: float | None) -> None:
-    if max_drop is None or "int8_map50_95" not in accuracy:
-        return
-    drop = 100.0 * (accuracy["float_map50_95"] - accuracy["int8_map50_95"])
-    if drop > max_drop:
-        raise CalibrationError(
-            f"INT8 loses {drop:.2f} points of mAP50-95 ({100 * accuracy['float_map50_95']:.2f} to "
-            f"{100 * accuracy['int8_map50_95']:.2f}), more than the {max_drop:g} allowed; try another --method or more "
-            "calibration images"
-        )
-
-
-def _manifest(
-    source: Path,
-    task: str,
-    setup: DetectorSetup | None,
-    parts: _Parts,
-    *,
-    names: Mapping[int, str] | Sequence[str] | None,
-    max_batch: int,
-    target: str | None,
-) -> Manifest:
-    model = load_model(source)
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    labels = dict(names) if isinstance(names, Mapping) else dict(enumerate(names or ()))
-    report = parts.report
-    return Manifest(
-        task=task,
-        models=parts.models,
-        inputs=input_specs(model),
-        outputs=output_specs(model),
-        preprocess=to_json(setup.preprocess) if setup is not None else None,
-        preprocess_digest=setup.preprocess.digest() if setup is not None else None,
-        head=layout_to_json(setup.layout) if setup is not None else None,
-        names=setup.names if setup is not None else labels,
-        buckets=tuple(setup.sizes) if setup is not None else (),
-        max_batch=max_batch,
-        precision="int8" if report is not None else "float",
-        calibration=_calibration(report) if report is not None else None,
-        accuracy=parts.accuracy or None,
-        target={"name": target} if target is not None else None,
-        license=metadata.get("license") or "unknown",
-        provenance={
-            "edgeds": __version__,
-            "source": source.name,
-            "source_sha256": sha256_file(source),
-            "created_utc": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            **{name: packages.version(name) for name in ("onnx", "onnxruntime", "numpy")},
-        },
-    )
-
-
-def _calibration(report: QuantizeReport) -> dict[str, Any]:
-    return {
-        "method": report.method,
-        "samples": report.samples,
-        "set_digest": report.set_digest,
-        "shapes": report.shapes,
-        "int8_flops_share": report.int8_flops_share,
-        "float_nodes": to_json(report.float_nodes),
-    }
-
-
-def _content_path(parts: _Parts) -> Path:
-    path = parts.files[parts.models.get("int8", parts.models.get("float", ""))]
-    assert isinstance(path, Path)
-    return path
-
-
-def _cost_shapes(source: Path, setup: DetectorSetup | None) -> dict[str, tuple[int, ...]] | None:
+def _cost_shapes(model: ModelProto, setup: DetectorSetup | None) -> dict[str, tuple[int, ...]] | None:
     """Batch 1 at the largest size; None lets the counting choose and note its assumptions."""
     if setup is None:
         return None
-    (spec,) = input_specs(load_model(source))
+    (spec,) = input_specs(model)
     size = max(setup.sizes, key=lambda item: item.pixels)
     batch = spec.shape[0] if isinstance(spec.shape[0], int) else 1
     return {spec.name: (batch, setup.preprocess.channel_count, size.height_px, size.width_px)}
