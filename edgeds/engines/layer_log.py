@@ -19,8 +19,6 @@ _DATATYPE = re.compile(r"Datatype: (\w+)")
 # TensorRT 10's own form as public logs show it ("Format/Datatype: Row major linear FP16"); not run here.
 _FORMAT = re.compile(r"Format/Datatype: [^}]*?\b(FP32|FP16|BF16|FP8|Int8|Int4|Int32|Int64|Bool)\b", re.IGNORECASE)
 _WORDS = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
-    r"Format/Datatype: [^}]*?(Int8|Half|Float|BFloat16|FP8|Int4|Int32|Int64|Bool|UInt8)", re.IGNORECASE
-)
 # Entries are told apart by the separators 0x1e and 0x1f, at which str.splitlines() would cut too.
 _NODE = re.compile(r"\[ONNX Layer: ([^\x1e\x1f]*)\](?=[\x1e\x1f\[]|\s*$)")
 _MEMORY = {
