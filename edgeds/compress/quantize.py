@@ -154,6 +154,32 @@ def quantize_model(
     return report
 
 
+def measure_ranges(
+    model_path: str | Path,
+    calibration: CalibrationSet,
+    *,
+    method: str = DEFAULT_METHOD,
+    percentile: float = DEFAULT_PERCENTILE,
+    sampled_elements: int | None = SAMPLED_ELEMENTS,
+    threads: int | None = None,
+    quiet: bool = False,
+) -> RangeTable:
+    """The table that ``quantize_model`` would measure with the default selection, the CPU form's tensors included.
+
+    Raises ModelError, CalibrationError or SpecError.
+    """
+    settings = RangeSettings(
+        method=method, percentile=percentile, sampled_elements=sampled_elements, threads=threads, quiet=quiet
+    )
+    model = prepare_float(Path(model_path))
+    view = GraphView(model, copy=False)
+    plan = plan_placement(view, find_detector_tail(view), Selection())
+    if not plan.nodes:
+        raise ModelError(f"{model_path}: nothing to quantize: {_why_nothing(plan)}")
+    wanted = (*plan.tensors, *cpu_tensors(view, plan))
+    return find_ranges(model, wanted, calibration=calibration, settings=settings).table
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Places:
     source: Path
@@ -267,6 +293,7 @@ __all__ = [
     "DEFAULT_METHOD",
     "FloatNode",
     "QuantizeReport",
+    "measure_ranges",
     "model_digest",
     "prepare_float",
     "quantize_model",
