@@ -90,11 +90,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(args: argparse.Namespace) -> int:
+    # What is cheap to see is refused before the heavy imports.
+    if args.calib is None and not args.float_only:
+        raise SpecError("calibration samples are needed for INT8; give --calib PATH, or --float-only to pack without")
+    if args.max_batch < 1:
+        raise SpecError(f"--max-batch is {args.max_batch}; need at least 1")
+    if args.percentile is not None and args.method != "percentile":
+        raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
     from edgeds.compress.quantize import DEFAULT_PERCENTILE
     from edgeds.workshop.package import create_bundle
 
-    if args.percentile is not None and args.method != "percentile":
-        raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
     path = create_bundle(
         args.model,
         out=args.out,
