@@ -1,0 +1,45 @@
+"""Which model of a bundle an engine is built from, for a wanted precision and the typing of this TensorRT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeds.bundle import Manifest
+from edgeds.engines.build_host import BuildHost
+from edgeds.errors import SpecError
+
+PRECISIONS = ("auto", "int8", "float16", "float")
+
+
+def choose_variant(manifest: Manifest, *, precision: str, typing: str) -> tuple[str, str, str | None]:
+    """(model variant, precision it runs in, note) for a bundle.
+
+    Strongly typed builds take precision from the model, so they need a variant that has it; weakly typed ones
+    (TensorRT older than 10.12) add it by flags. Raises SpecError when the bundle has no such model.
+    """
+    if precision not in PRECISIONS:
+        raise SpecError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
+    models = manifest.models
+    wanted = precision
+    if precision == "auto":
+        wanted = "int8" if {"int8", "int8_fp16"} & set(models) else "float16" if "float16" in models else "float"
+    strong = {"int8": ("int8_fp16", "int8"), "float16": ("float16",), "float": ("float",)}
+    weak = {"int8": ("int8",), "float16": ("float",), "float": ("float",)}
+    for variant in (weak if typing == "weak" else strong)[wanted]:
+        if variant in models:
+            slow = wanted == "int8" and variant == "int8" and typing == "strong"
+            note = (
+                "the bundle has no int8_fp16 variant, so what is not INT8 runs in float32; create it again"
+                if slow
+                else None
+            )
+            return variant, wanted, note
+    raise SpecError(
+        f"precision {wanted!r}: the bundle has no model for it; it has {', '.join(sorted(models))}; create the bundle "
+        "again, or choose another precision"
+    )
+
+
+def weak_flags(host: BuildHost, precision: str) -> dict[str, Any]:
+    """Builder options that add the precision in a weakly typed build; nothing for a strongly typed one."""
+    return {}
