@@ -29,13 +29,14 @@ DEVICE_HALF = {name for group in DEVICE_ORDER for name in group}
 # Who may say these names at all; everyone else reaches them through these modules.
 ONLY = {
     "onnxruntime": ("engines/onnxruntime.py", "graph/", "compress/"),
-    "pycuda": ("engines/cuda.py",),
+    "pycuda": ("engines/cuda_pycuda.py",),
+    "cuda": ("engines/cuda_bindings.py",),
     "tensorrt": ("engines/tensorrt.py", "engines/builder.py"),
     "tensorrt_rtx": ("engines/tensorrt.py", "engines/builder.py"),
     "onnx": ("graph/", "compress/", "workshop/"),
     "torch": ("graph/", "compress/", "workshop/"),
 }
-HEAVY = ("cv2", "onnx", "onnxruntime", "torch", "pycocotools", "tensorrt", "pycuda", "matplotlib", "PIL", "scipy")
+HEAVY = ("cv2", "onnx", "onnxruntime", "torch", "pycocotools", "tensorrt", "pycuda", "cuda", "matplotlib", "PIL", "scipy")
 
 
 @dataclass(frozen=True, kw_only=True)

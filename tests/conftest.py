@@ -1,0 +1,31 @@
+"""Fixtures of all tests. This file also puts ``tests/`` on the import path, for ``simdevice``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from simdevice.simcuda import SimCuda
+
+
+@pytest.fixture(scope="session")
+def simcuda_library(tmp_path_factory: pytest.TempPathFactory) -> SimCuda:
+    """The stand-in CUDA driver, compiled once. Skips where there is no C compiler."""
+    from simdevice.simcuda import SimCuda, build_library, find_compiler
+
+    if find_compiler() is None:
+        pytest.skip("the simulated device needs a C compiler (gcc)")
+    return SimCuda(build_library(tmp_path_factory.mktemp("simcuda")))
+
+
+@pytest.fixture
+def simcuda(simcuda_library: SimCuda) -> Iterator[SimCuda]:
+    """The stand-in with default settings; fails the test that leaks anything of the driver."""
+    simcuda_library.reset()
+    before = simcuda_library.live()
+    yield simcuda_library
+    simcuda_library.reset()
+    assert simcuda_library.live() == before, "the test leaked driver objects"
