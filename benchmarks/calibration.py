@@ -35,14 +35,14 @@ from benchmarks.common import (
     run_main,
     run_side,
 )
+from benchmarks.forms import open_images, train_images
 from benchmarks.peer import PEER, quantize_with_peer
-from edgeds.compress.calibset import CalibrationSet, open_calibration
+from edgeds.compress.calibset import CalibrationSet
 from edgeds.compress.cpu_variant import cpu_tensors
 from edgeds.compress.placement import Selection, plan_placement
 from edgeds.compress.quantize import prepare_float, quantize_model
 from edgeds.compress.ranges import collect_ranges
 from edgeds.compress.tail import find_detector_tail
-from edgeds.graph.io import input_specs, load_model
 from edgeds.graph.session import open_session
 from edgeds.graph.view import GraphView
 from edgeds.preproc import IMAGE_SUFFIXES, ImagePreprocess, prepare_image, read_image
@@ -67,23 +67,6 @@ class SyntheticImages:
             yield np.clip(np.kron(cells, np.ones((32, 32, 1), np.uint8)).astype(np.int16) + noise, 0, 255).astype(
                 np.uint8
             )
-
-
-def open_images(model: Path, source: Any, *, size: int, limit: int | None) -> CalibrationSet:
-    """The calibration set that both our side and the peer read."""
-    return open_calibration(
-        source,
-        model_inputs=input_specs(load_model(model)),
-        preprocess=ImagePreprocess(),
-        resolution=Resolution(size, size),
-        limit=limit,
-    )
-
-
-def train_images(data: Path) -> Path:
-    """Where the images to calibrate on are: those of the train split when there is one."""
-    found = sorted(path for path in (data / "images").glob("train*") if path.is_dir())
-    return found[0] if found else data
 
 
 def list_images(folder: Path, limit: int) -> list[Path]:
