@@ -7,21 +7,24 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from onnx import ModelProto
 
 from edgeds.compress.calibset import CalibrationSet, Feeds
 from edgeds.compress.cpu_variant import cpu_tensors, to_cpu_variant
 from edgeds.compress.fit import FitSettings, Fitted, choose_method, fit_model, usable_plan
 from edgeds.compress.placement import QdqPlan, Selection, plan_placement
+from edgeds.compress.qdq import FLOAT16_OPSET, PER_AXIS_OPSET
 from edgeds.compress.rangefind import FoundRanges, RangeSettings, find_ranges, model_digest
 from edgeds.compress.ranges import SAMPLED_ELEMENTS, RangeTable, save_ranges
-from edgeds.compress.tail import EMPTY_TAIL, find_detector_tail
+from edgeds.compress.tail import EMPTY_TAIL, WEIGHTED_OPS, find_detector_tail
 from edgeds.compress.verify import Comparison, LayerComparison, OutputComparison, check_scores, compare_models
 from edgeds.errors import CalibrationError, ModelError, SpecError
 from edgeds.files import write_json
 from edgeds.graph.cost import count_cost
 from edgeds.graph.fold import fold_batchnorm, fold_constants
 from edgeds.graph.io import load_model, save_model
+from edgeds.graph.opset import require_opset
 from edgeds.graph.proto import each_graph, weight_bytes
 from edgeds.graph.view import GraphView
 from edgeds.specs import to_json
@@ -76,7 +79,8 @@ class QuantizeReport:
 
 
 def prepare_float(path: Path) -> ModelProto:
-    """The float model that calibration and Q/DQ work on: constants folded, BatchNorm folded, node names unchanged."""
+    """The float model that calibration and Q/DQ work on: constants and BatchNorm folded, the opset one that has the
+    Q/DQ it needs (13, or 19 around float16), node names unchanged."""
     model = fold_batchnorm(fold_constants(load_model(path)))
     for graph in each_graph(model.graph):
         for node in graph.node:
@@ -84,7 +88,13 @@ def prepare_float(path: Path) -> ModelProto:
                 raise ModelError(
                     f"{path}: already quantized (node '{node.name}' is {node.op_type}); give the float model"
                 )
-    return GraphView(model).model
+    # Raised before anything is named: the converter gives some tensors new names (Upsample becomes Resize).
+    model = require_opset(model, PER_AXIS_OPSET)
+    view = GraphView(model)
+    halves = (
+        view.dtype(name) == np.float16 for node in view.nodes if node.op_type in WEIGHTED_OPS for name in node.input
+    )
+    return GraphView(require_opset(model, FLOAT16_OPSET)).model if any(halves) else view.model
 
 
 def quantize_model(
