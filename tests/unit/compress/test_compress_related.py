@@ -254,5 +254,5 @@ def test_graph(name, tmp_path):
     model = net.model()
     report, int8 = quantize(tmp_path, model, feeds, cpu_out=tmp_path / "cpu.onnx")
     assert report.quantized_nodes == quantized, report.float_nodes
-    assert worst_error(model, int8, feeds) < 0.1
+    assert worst_error(model, int8, feeds) < 0.15
     assert worst_error(model, tmp_path / "cpu.onnx", feeds) < 0.15
