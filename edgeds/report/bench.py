@@ -172,6 +172,8 @@ def _wait(load: _Load, seconds: float, *, what: str, quiet: bool) -> None:
 def _stages(result: Any) -> Mapping[str, float]:
     if isinstance(result, Answer):
         return {"queue": result.queue_ms, "batch_form": result.batch_form_ms, "compute": result.compute_ms}
+    if isinstance(result, list) and len(result) == 1:  # a pipeline answers one image with a list of one
+        result = result[0]
     timings = getattr(result, "timings_ms", None)
     return timings if isinstance(timings, Mapping) else {}
 
