@@ -58,7 +58,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["edgeds", "edgeds.*"]),
-    package_data={"edgeds": ["py.typed"]},
+    package_data={"edgeds": ["py.typed", "boards/*.json"]},
     install_requires=["numpy>=1.24", "tqdm>=4.60"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["edgeds=edgeds.cli.main:main"]},
