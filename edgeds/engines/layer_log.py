@@ -15,7 +15,7 @@ _LAYER = re.compile(
     r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\](?=, (?:Constants|Outputs): \[)"
     r"(?:, Constants: \[(?P<constants>.*?)\](?=, Outputs: \[))?, Outputs: \[(?P<outputs>.*?)\](?=, \w+:)"
 )
-_DATATYPE = re.compile(r"Datatype: (\w+)")
+_DATATYPE = re.compile(r"(?<!/)Datatype: (\w+)")
 # TensorRT 10's own form as public logs show it ("Format/Datatype: Row major linear FP16"); not run here.
 _FORMAT = re.compile(r"Format/Datatype: [^}]*?\b(FP32|FP16|BF16|FP8|Int8|Int4|Int32|Int64|Bool)\b", re.IGNORECASE)
 _WORDS = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}

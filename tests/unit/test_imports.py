@@ -31,8 +31,8 @@ ONLY = {
     "onnxruntime": ("engines/onnxruntime.py", "graph/", "compress/"),
     "pycuda": ("engines/cuda_pycuda.py",),
     "cuda": ("engines/cuda_bindings.py",),
-    "tensorrt": ("engines/tensorrt.py", "engines/builder.py"),
-    "tensorrt_rtx": ("engines/tensorrt.py", "engines/builder.py"),
+    "tensorrt": ("engines/trt_module.py",),
+    "tensorrt_rtx": ("engines/trt_module.py",),
     "onnx": ("graph/", "compress/", "workshop/"),
     "torch": ("graph/", "compress/", "workshop/"),
 }
