@@ -30,6 +30,8 @@ VERBS = {
     "inspect": "show what a model is: inputs, operators, FLOPs, what can be INT8, problems",
     "quantize": "calibrate a model and write it with INT8 Q/DQ nodes",
     "bundle": "create, show, verify, zip and unzip bundles",
+    "build": "build and check the TensorRT engine of a bundle",
+    "push": "copy a bundle to a device over SSH, build and check its engine there",
     "run": "run a bundle on images, videos or cameras",
     "eval": "measure the accuracy of a bundle on a labelled data set",
     "bench": "measure frames per second and latency of a bundle",

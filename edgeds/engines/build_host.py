@@ -14,8 +14,8 @@ from edgeds.engines.fingerprint import DeviceIdentity
 from edgeds.engines.jetson import Jetson, read_jetson
 from edgeds.errors import DeviceError, SpecError
 
-Builder = Callable[[Path, Path, Any], Any]
-"""(model.onnx, plan to write, BuildOptions) -> BuildReport."""
+Builder = Callable[[Path, Path, Any, Any], Any]
+"""(model.onnx, plan to write, BuildOptions, layers of cost.json or None) -> BuildReport."""
 Opener = Callable[[Path], Engine]
 
 
@@ -98,7 +98,7 @@ def find_host(
         device=device,
         description=f"{where}, {facts.product}",
         options_type=_options_type(),
-        fixed={"compute_capabilities": (device.compute_capability,)} if rtx is not None else {},
+        fixed={"compute_capabilities": (int(device.compute_capability.replace(".", "")),)} if rtx is not None else {},
         build=_builder(module, quiet=quiet),
         open_plan=None if reason is not None else _opener(module, opened),
         cannot_run=reason,
@@ -118,17 +118,17 @@ def _try_cuda(cuda: Any) -> tuple[Any, str | None]:
 
 
 def _options_type() -> type[Any]:
-    from edgeds.engines.builder import BuildOptions
+    from edgeds.engines.build_options import BuildOptions
 
     return BuildOptions
 
 
 def _builder(trt: ModuleType, *, quiet: bool) -> Builder:
-    def build(onnx: Path, out: Path, options: Any) -> Any:
+    def build(onnx: Path, out: Path, options: Any, layers: Any) -> Any:
         from edgeds.engines.builder import build_plan
 
         # In its own process: when the kernel kills it for memory, this one lives to say so and to clean up.
-        return build_plan(onnx, out, options, trt=trt, quiet=quiet, isolate=True)
+        return build_plan(onnx, out, options, trt=trt, layers=layers, quiet=quiet, isolate=True)
 
     return build
 

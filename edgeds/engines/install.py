@@ -11,8 +11,10 @@ import datetime
 import errno
 import logging
 import os
+import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +39,9 @@ from edgeds.engines.engine_store import (
 from edgeds.engines.fingerprint import EngineKey, engine_key, fingerprint, model_digest
 from edgeds.engines.golden_check import GoldenResult, check_golden
 from edgeds.engines.installed import InstalledEngine, explain_missing, find_installed
-from edgeds.engines.variant import choose_variant, weak_flags
+from edgeds.engines.variant import BUILD_PRECISIONS, choose_variant
 from edgeds.errors import BuildError, EngineMismatch
-from edgeds.files import sha256_file
+from edgeds.files import cache_dir, read_json, sha256_file
 from edgeds.specs import Resolution, ShapeRange, to_json
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 LOGGER = logging.getLogger("edgeds.engines")
+COST_NAME = "cost.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -102,6 +105,7 @@ def install_engine(
         buckets=buckets,
         profiles=profiles,
         options=dict(options or {}),
+        cache=cache,
     )
     if not force and (found := find_serving(bundle, job.key, cache=cache)):
         return InstalledEngine(folder=found[0], manifest=found[1], cached=True, notes=(*job.notes, *found[1].notes))
@@ -136,6 +140,7 @@ def _plan_job(
     buckets: Sequence[Resolution] | None,
     profiles: Sequence[Mapping[str, ShapeRange]] | None,
     options: dict[str, Any],
+    cache: Path | None,
 ) -> _Job:
     manifest = bundle.manifest
     variant, label, note = choose_variant(manifest, precision=precision, typing=host.typing)
@@ -145,7 +150,10 @@ def _plan_job(
         sizes = manifest.buckets if buckets is None else tuple(buckets)
         batch = manifest.max_batch if max_batch is None else max_batch
         profiles = plan_profiles(manifest.inputs, sizes, max_batch=batch)
-    chosen = host.options_type(profiles=tuple(profiles), **weak_flags(host, label), **host.fixed, **options)
+    values = {"precision": BUILD_PRECISIONS[label], **host.fixed, **options}
+    if "timing_cache" not in values and host.product == "tensorrt":
+        values["timing_cache"] = timing_cache_path(host, cache=cache)
+    chosen = host.options_type(profiles=tuple(dict(profile) for profile in profiles), **values)
     key = engine_key(
         model_sha256=model_digest(bundle, variant),
         options=chosen,
@@ -165,11 +173,17 @@ def _plan_job(
     )
 
 
+def timing_cache_path(host: BuildHost, *, cache: Path | None = None) -> Path:
+    """Where kernel timings are kept: one file for each TensorRT version and GPU, since they hold for nothing else."""
+    words = f"{host.product} {host.tensorrt} {host.device.gpu} {host.device.board} {host.device.compute_capability}"
+    return (cache or cache_dir()) / "timing" / f"{re.sub(r'[^A-Za-z0-9.]+', '-', words)}.cache"
+
+
 def _build(job: _Job, folder: Path, *, measure_seconds: float, quiet: bool) -> EngineManifest:
     """Build into ``folder``, check, measure, describe."""
     plan = folder / PLAN_NAME
     begin = time.monotonic()
-    report = job.host.build(job.bundle.model_path(job.variant), plan, job.options)
+    report = job.host.build(job.bundle.model_path(job.variant), plan, job.options, _cost_layers(job))
     build_s = time.monotonic() - begin
     try:
         check_magic(plan, product=job.host.product, version=job.host.tensorrt)
@@ -234,6 +248,14 @@ def _verify(
     return golden, latency_ms, note or None
 
 
+def _cost_layers(job: _Job) -> Any:
+    """The layers of cost.json for a DLA build, which tells the expected split from them; None otherwise."""
+    if getattr(job.options, "dla_core", None) is None or COST_NAME not in job.bundle.manifest.files:
+        return None
+    data = read_json(job.bundle.path(COST_NAME))
+    return data.get("layers") if isinstance(data, dict) else None
+
+
 def _fits(profiles: Sequence[Mapping[str, ShapeRange]], feeds: Mapping[str, Any]) -> bool:
     from edgeds.engines.engine_manifest import shapes_inside
 
@@ -247,8 +269,15 @@ def _model_files(manifest: Manifest, variant: str) -> list[str]:
 
 
 def _plain(report: Any) -> dict[str, Any]:
+    """The build report without what the manifest has elsewhere; of the layers only how many have each precision."""
     data = to_json(report)
-    return data if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        return {}
+    for name in ("plan", "plan_bytes", "profiles", "inputs", "outputs", "layers"):
+        data.pop(name, None)
+    if hasattr(report, "precision_of_nodes"):
+        data["node_precisions"] = dict(Counter(report.precision_of_nodes().values()))
+    return data
 
 
 def _say_waiting(pid: int | None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from edgeds.bundle import Manifest
-from edgeds.engines.build_host import BuildHost
 from edgeds.errors import SpecError
 
 PRECISIONS = ("auto", "int8", "float16", "float")
+BUILD_PRECISIONS = {"int8": "int8", "float16": "float16", "float": "float32"}
+"""Ours to the builder's; a weakly typed build turns it into flags."""
 
 
 def choose_variant(manifest: Manifest, *, precision: str, typing: str) -> tuple[str, str, str | None]:
@@ -38,8 +37,3 @@ def choose_variant(manifest: Manifest, *, precision: str, typing: str) -> tuple[
         f"precision {wanted!r}: the bundle has no model for it; it has {', '.join(sorted(models))}; create the bundle "
         "again, or choose another precision"
     )
-
-
-def weak_flags(host: BuildHost, precision: str) -> dict[str, Any]:
-    """Builder options that add the precision in a weakly typed build; nothing for a strongly typed one."""
-    return {}

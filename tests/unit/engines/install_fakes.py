@@ -26,6 +26,7 @@ ORIN = DeviceIdentity(gpu="Orin", compute_capability="8.7", board="p3767-0005")
 @dataclass(frozen=True, kw_only=True)
 class FakeOptions:
     profiles: tuple[Mapping[str, ShapeRange], ...] = ()
+    precision: str = "auto"
     workspace_mib: int | None = None
     optimization_level: int = 3
     sparsity: bool = False
@@ -68,7 +69,7 @@ class FakeBuilder:
     before: Callable[[Path], None] = lambda out: None
     magic: bytes = b"ftrt"
 
-    def __call__(self, onnx: Path, out: Path, options: Any) -> dict[str, Any]:
+    def __call__(self, onnx: Path, out: Path, options: Any, layers: Any) -> dict[str, Any]:
         self.builds.append(options)
         self.before(out)
         out.write_bytes(self.magic + json.dumps(to_json(options)).encode() + onnx.read_bytes())
