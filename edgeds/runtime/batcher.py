@@ -105,6 +105,10 @@ class Batcher:
     def has_room(self, count: int = 1) -> bool:
         return self._count + count <= self.policy.max_queue
 
+    def count_up_to(self, priority: int) -> int:
+        """How many waiting entries have this priority or a lower one."""
+        return sum(entry.priority <= priority for entry in self._all())
+
     def add(self, entry: Entry) -> None:
         """Queue an entry. Raises QueueFull when there is no room (``make_room`` first to drop others)."""
         if not 1 <= entry.rows <= self.policy.max_batch:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from edgeds.engines.base import Array
+from edgeds.errors import DeviceError
 from edgeds.runtime.rows import join_outputs
 
 T = TypeVar("T")
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +132,12 @@ class Job:
         except InvalidStateError:
             # Cancelled, or another piece ended it first.
             return False
+        except BaseException as error:
+            # concurrent.futures lets only SystemExit and its like out of a callback. The value is set; on the owner
+            # thread the error would take every other caller's request with it.
+            if threading.current_thread() is threading.main_thread():
+                raise
+            LOGGER.error("a callback of a request raised %r; it cannot end the program from there", error)
         finally:
             self.results = {}
             self.owner = None
@@ -147,9 +157,14 @@ def attempt(function: Callable[[], T]) -> T | Exception:
     """The function's value, or the exception it raised as a value.
 
     An engine may raise anything; as in concurrent.futures the error belongs to the requests that caused it and must
-    not end the thread that serves all others. It is handed on, never dropped.
+    not end the thread that serves all others. It is handed on, never dropped. SystemExit and its like (a panic of
+    native code) come back as a DeviceError, since they would end the caller's thread instead of failing its request.
     """
     try:
         return function()
     except Exception as error:
         return error
+    except BaseException as error:
+        failure = DeviceError(f"the engine stopped with {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure

@@ -22,6 +22,7 @@ from edgeds.engines.base import Array
 from edgeds.errors import SpecError
 from edgeds.progress import track
 from edgeds.runtime.batcher import MAX_PRIORITY, BatchPolicy, is_number
+from edgeds.runtime.clock import steady
 from edgeds.runtime.jobs import Answer, Job, Piece, SessionStats
 from edgeds.runtime.latency import LatencyTable
 from edgeds.runtime.rows import BatchAxis, check_request, no_batch_axis, request_key, row_zeros
@@ -59,9 +60,11 @@ class Session:
         self.buckets = tuple(buckets) if buckets else None
         self.latency = latency if latency is not None else LatencyTable()
         self._axis = axis
-        self._clock = clock
+        self._clock = steady(clock)
         self._close_engine = close_engine
-        self._worker = Worker(engine, axis=axis, policy=self.policy, latency=self.latency, clock=clock, meminfo=meminfo)
+        self._worker = Worker(
+            engine, axis=axis, policy=self.policy, latency=self.latency, clock=self._clock, meminfo=meminfo
+        )
         # Runs when the session is garbage or the interpreter exits, whichever is first.
         self._finalizer = weakref.finalize(self, self._worker.close, drain=False, timeout_s=EXIT_WAIT_S)
 
@@ -100,7 +103,11 @@ class Session:
             for index, at in enumerate(starts)
         ]
         worker = self._worker
-        job.future.add_done_callback(lambda future: _forget_cancelled(worker, job) if future.cancelled() else None)
+        # Weakly: a finished future must not hold its answer in a cycle until the garbage collector comes by.
+        waiting = weakref.ref(job)
+        job.future.add_done_callback(
+            lambda future: _forget_cancelled(worker, waiting()) if future.cancelled() else None
+        )
         worker.enqueue(job, pieces)
         return job.future
 
@@ -166,11 +173,13 @@ class Session:
             )
 
     def close(self, drain: bool = True, *, timeout_s: float | None = None) -> None:
-        """Stop taking requests; ``drain`` computes what waits, else it fails with SessionClosed. Safe to call twice."""
-        self._worker.close(drain=drain, timeout_s=timeout_s)
+        """Stop taking requests; ``drain`` computes what waits, else it fails with SessionClosed. Safe to call twice.
+
+        Where a run goes on after ``timeout_s``, or from a future's callback, an engine that is the session's to close
+        is closed when the run has ended.
+        """
+        self._worker.close(drain=drain, timeout_s=timeout_s, then=self.engine.close if self._close_engine else None)
         self._finalizer.detach()
-        if self._close_engine:
-            self.engine.close()
 
     def __enter__(self) -> Session:
         return self
@@ -211,10 +220,11 @@ class Session:
             self.latency.update(key, rows=rows, latency_ms=(time.perf_counter() - begin) * 1000)
 
 
-def _forget_cancelled(worker: Worker, job: Job) -> None:
-    worker.discard(job)
+def _forget_cancelled(worker: Worker, job: Job | None) -> None:
     worker.count_cancelled()
-    job.owner = None
+    if job is not None:
+        worker.discard(job)
+        job.owner = None
 
 
 def _fit_policy(policy: BatchPolicy, fixed: int | None) -> BatchPolicy:

@@ -5,6 +5,7 @@ Only this thread touches the engine. Futures are settled outside the lock, since
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 
 from edgeds.engines import Engine
 from edgeds.engines.base import Array
-from edgeds.errors import DeadlineExceeded, InputError, QueueFull, SessionClosed
+from edgeds.errors import DeadlineExceeded, QueueFull, SessionClosed
+from edgeds.runtime.admission import CLOSED_TEXT, LONGEST_WAIT_S, Admission
 from edgeds.runtime.batcher import Batcher, BatchPolicy, Entry
 from edgeds.runtime.jobs import Counters, Job, Piece, attempt
 from edgeds.runtime.latency import LatencyTable
@@ -27,8 +29,10 @@ Task = Callable[[bool], None]
 """Work for the owner thread between batches; the argument says that the session closed before it could be done."""
 
 MEMORY_CHECK_S = 0.25
-LONGEST_WAIT_S = 3600.0
-CLOSED_TEXT = "the session is closed; open a new one"
+FORKED_TEXT = (
+    "the session was opened by another process, and its thread did not come along in the fork; "
+    "open engine and session in the process that uses them"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +73,12 @@ class Worker:
         self.batcher = Batcher(policy, latency=latency)
         self.lock = threading.RLock()
         self._work = threading.Condition(self.lock)
-        self._space = threading.Condition(self.lock)
+        self._admission = Admission(self.batcher, counters=self.counters, lock=self.lock, clock=clock)
         self._tasks: deque[Task] = deque()
         self._closing = False
+        self._ended = False
+        self._endings: list[Callable[[], None]] = []
+        self._pid = os.getpid()
         self._abort = False
         self._meminfo = meminfo
         self._memory_checked_s: float | None = None
@@ -101,10 +108,13 @@ class Worker:
 
     def enqueue(self, job: Job, pieces: Sequence[tuple[Piece, int]]) -> None:
         """Queue the (piece, rows) of one job, all or none. Raises SessionClosed, QueueFull, DeadlineExceeded."""
+        self._refuse_fork()
         dropped: list[Job] = []
         try:
             with self.lock:
-                self._make_room(job, len(pieces), dropped)
+                dropped = self._admission.admit(
+                    job, len(pieces), closing=lambda: self._closing, may_wait=not self.is_current_thread
+                )
                 now = self.clock()
                 for piece, rows in pieces:
                     self.batcher.add(
@@ -126,8 +136,8 @@ class Worker:
     def discard(self, job: Job) -> None:
         """Forget the waiting pieces of a job."""
         with self.lock:
-            self._remove(job)
-            self._space.notify_all()
+            self._admission.remove(job)
+            self._admission.wake()
 
     def count_cancelled(self) -> None:
         with self.lock:
@@ -145,6 +155,7 @@ class Worker:
                 else:
                     future.set_result(value)
 
+        self._refuse_fork()
         with self.lock:
             if self._closing:
                 raise SessionClosed(CLOSED_TEXT)
@@ -152,52 +163,33 @@ class Worker:
             self._work.notify()
         return future
 
-    def close(self, *, drain: bool, timeout_s: float | None = None) -> None:
-        """Stop taking requests; compute what waits (``drain``) or fail it with SessionClosed; end the thread."""
+    def close(self, *, drain: bool, timeout_s: float | None = None, then: Callable[[], None] | None = None) -> None:
+        """Stop taking requests; compute what waits (``drain``) or fail it with SessionClosed; end the thread.
+
+        ``then`` runs when the thread has ended, on the thread itself where this call cannot wait for it: an engine
+        must not be closed under a run. Does nothing in a forked child, which has no such thread.
+        """
+        if os.getpid() != self._pid:
+            return
         with self.lock:
             self._closing = True
             self._abort = self._abort or not drain
             self._work.notify_all()
-            self._space.notify_all()
+            self._admission.wake()
         if not self.is_current_thread:
             self._thread.join(timeout_s)
-
-    def _make_room(self, job: Job, count: int, dropped: list[Job]) -> None:
-        if count > self.policy.max_queue:
-            raise InputError(
-                f"the request is split in {count} batches, more than max_queue ({self.policy.max_queue}) holds"
-            )
-        while True:
-            if self._closing:
-                raise SessionClosed(CLOSED_TEXT)
-            if self.batcher.has_room(count):
+        if then is None:
+            return
+        with self.lock:
+            if not self._ended:
+                self._endings.append(then)
                 return
-            if self.policy.on_full == "drop_oldest":
-                try:
-                    victim = self.batcher.make_room(priority=job.priority).payload.job
-                except QueueFull:
-                    self.counters.rejected += 1
-                    raise
-                self._remove(victim)
-                self.counters.dropped += 1
-                dropped.append(victim)
-            elif self.policy.on_full == "block":
-                left_s = job.deadline_s - self.clock()
-                if left_s <= 0:
-                    self.counters.expired += 1
-                    raise DeadlineExceeded("the request's deadline passed while the queue was full")
-                self._space.wait(min(left_s, LONGEST_WAIT_S))
-            else:
-                self.counters.rejected += 1
-                raise QueueFull(
-                    f"the queue is full: {len(self.batcher)} requests wait and max_queue is {self.policy.max_queue}; "
-                    "send fewer, or set on_full to 'block' or 'drop_oldest'"
-                )
+        then()
 
-    def _remove(self, job: Job) -> None:
-        for entry in self.batcher.waiting(job.key):
-            if entry.payload.job is job:
-                self.batcher.remove(entry)
+    def _refuse_fork(self) -> None:
+        # Before the lock is touched: another thread may have held it while the process was forked.
+        if os.getpid() != self._pid:
+            raise SessionClosed(FORKED_TEXT)
 
     def _is_memory_low(self) -> bool:
         if self.policy.min_free_memory_share <= 0:
@@ -216,6 +208,7 @@ class Worker:
         return self._memory_low
 
     def _serve(self) -> None:
+        work: _Work | None = None
         try:
             while (work := self._next()) is not None:
                 if work.task is not None:
@@ -225,9 +218,13 @@ class Worker:
                 if work.batch:
                     self._run_batch(work.batch)
                 # Not kept while waiting: answers and feeds belong to the callers now.
-                del work
+                work = None
         finally:
-            self._abandon()
+            self._abandon(work)
+            with self.lock:
+                self._ended = True
+            for ending in self._endings:
+                ending()
 
     def _next(self) -> _Work | None:
         with self.lock:
@@ -238,7 +235,7 @@ class Worker:
                 expired = self.batcher.expire(now)
                 batch = [] if task else self.batcher.take(now, flush=self._closing, limit=limit)
                 if task or expired or batch:
-                    self._space.notify_all()
+                    self._admission.wake()
                     return _Work(task=task, expired=expired, batch=batch)
                 if self._closing:
                     return None
@@ -246,14 +243,15 @@ class Worker:
                 self._work.wait(None if wake_s is None else min(wake_s - now, LONGEST_WAIT_S))
             return None
 
-    def _abandon(self) -> None:
-        """The thread ends: whatever is left fails, and nothing new is taken."""
+    def _abandon(self, work: _Work | None) -> None:
+        """The thread ends: whatever is left, and what it was at, fails; nothing new is taken."""
         with self.lock:
             self._closing = True
-            left = {id(entry.payload.job): entry.payload.job for entry in self.batcher.drain()}
+            entries = [*(work.batch if work else ()), *(work.expired if work else ()), *self.batcher.drain()]
+            left = {id(entry.payload.job): entry.payload.job for entry in entries}
             tasks = list(self._tasks)
             self._tasks.clear()
-            self._space.notify_all()
+            self._admission.wake()
         for job in left.values():
             self._fail(job, SessionClosed("the session was closed before the request was computed"), "failed")
         for task in tasks:
@@ -261,8 +259,8 @@ class Worker:
 
     def _fail(self, job: Job, error: Exception, counter: str) -> None:
         with self.lock:
-            self._remove(job)
-            self._space.notify_all()
+            self._admission.remove(job)
+            self._admission.wake()
         if job.fail(error):
             with self.lock:
                 setattr(self.counters, counter, getattr(self.counters, counter) + 1)

@@ -264,7 +264,7 @@ def test_reject_and_drop_oldest(held):
     with pytest.raises(QueueFull, match="dropped for newer"):
         split.result(0)
     session.submit(frame(3.0), priority=1)
-    with pytest.raises(QueueFull, match="priority above 0"):
+    with pytest.raises(QueueFull, match="priority of 0 or lower"):
         session.submit(frame(4.0))
     with pytest.raises(InputError, match="max_queue"):
         session.submit(frame(4.0, rows=6))
