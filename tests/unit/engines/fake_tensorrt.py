@@ -262,7 +262,7 @@ LOG = {
         (
             Severity.VERBOSE,
             "Layers:\nName: fused, LayerType: correlation, Inputs: [ { Name: x, Dimensions: [1,3,8,8], Datatype: Int8, "
-            "Format: Row }], Constants: [ { Name: w, Dimensions: [8,3,3,3], Datatype: Int8, Format: Row }], Outputs: [{ "
+            "Format: Row }], Constants: [ { Name: w, Dimensions: [8,3], Datatype: Int8, Format: Row }], Outputs: [{ "
             "Name: y, Dimensions: [1,8], Datatype: Float, Format: Row }], TacticName: t, StreamId: 0, Metadata: "
             "[ONNX Layer: /conv1/Conv]\x1f[ONNX Layer: /act/Mul]",
         ),
