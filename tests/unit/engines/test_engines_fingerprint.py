@@ -141,4 +141,4 @@ def test_b121_garbage_absent_and_no_jetson(tmp_path: Path) -> None:
     (tmp_path / "etc/nv_tegra_release").write_bytes(RELEASE.format(major=36, rest="4.3").encode() + b"\xff\x00")
     found = read_jetson(tmp_path)
     assert found is not None
-    assert (found.jetpack, found.tensorrt) == ("6.2", "10.3.0")
+    assert (found.jetpack, found.note) == ("6.2", None)
