@@ -19,7 +19,7 @@ import edgeds
 ROOT = Path(edgeds.__file__).parent
 
 # Each group may import its own and everything to its left.
-BASE = ("errors", "specs", "files", "progress", "imagefile", "_version")
+BASE = ("errors", "specs", "files", "progress", "imagefile", "difference", "_version")
 SHARED = ("boards", "bundle", "preproc", "buckets", "zoo", "zoo_data", "zoo_sources")
 DEVICE_ORDER = (BASE, SHARED, ("engines", "power"), ("runtime",), ("pipelines",), ("serve", "report", "doctor"))
 WORKSTATION_ORDER = (BASE, SHARED, ("graph",), ("compress",))
