@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import lzma
@@ -15,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edgeds.errors import BundleError, SpecError
 
@@ -33,10 +34,34 @@ def cache_dir() -> Path:
         raise SpecError("no home directory for the cache of edgeds; set EDGEDS_CACHE to a folder") from error
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, as ``path.open("rb")``, but only a regular one.
+
+    A named pipe would make the caller wait for ever for a writer, and a device may have no end; both are an OSError
+    that says so, at once.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(os.close, handle)
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file, but a pipe or device; copy the data to a file", str(path))
+        on_failure.pop_all()
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """All bytes of a regular file; see ``open_regular``."""
+    with open_regular(path) as stream:
+        return stream.read()
+
+
 def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file, read in blocks."""
+    """Hex SHA-256 of a regular file, read in blocks."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -118,9 +143,7 @@ def parse_json(text: bytes, *, where: str) -> Any:
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Read JSON of bounded size; a missing, oversized or malformed file is a SpecError that names it."""
     try:
-        if path.exists() and not path.is_file():
-            raise SpecError(f"{path}: not a regular file")  # opening a named pipe would wait for ever
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             text = stream.read(max_bytes + 1)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -192,7 +215,7 @@ def unzip_to(
     ``max_bytes`` (counted while reading, the sizes in the headers are not trusted).
     """
     try:
-        with zipfile.ZipFile(archive) as zf:
+        with open_regular(archive) as stream, zipfile.ZipFile(stream) as zf:
             entries = zf.infolist()
             if len(entries) > max_files:
                 raise BundleError(f"{archive}: {len(entries)} entries, more than the {max_files} allowed")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeds.errors import InputError, MissingDependency
+from edgeds.files import read_regular
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 MAX_IMAGE_PIXELS = 100_000_000
@@ -38,7 +39,7 @@ def read_image(path: str | Path) -> ImageU8:
     path = Path(path)
     try:
         # Not cv2.imread: it cannot open non-ASCII paths everywhere and prints its own warnings.
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not data:

@@ -16,7 +16,7 @@ from edgeds.bundle.manifest import (
     read_manifest,
 )
 from edgeds.errors import BundleError, SpecError
-from edgeds.files import ZIP_ERRORS, atomic_dir, parse_json, unzip_to, zip_dir
+from edgeds.files import ZIP_ERRORS, atomic_dir, open_regular, parse_json, unzip_to, zip_dir
 from edgeds.progress import track
 
 MAX_BUNDLE_BYTES = 16 << 30
@@ -78,7 +78,7 @@ def _is_engine(name: str) -> bool:
 def peek_manifest(archive: Path) -> tuple[Manifest, int]:
     """Read and check the manifest of a zip without unpacking it; also gives its size in bytes."""
     try:
-        with zipfile.ZipFile(archive) as packed:
+        with open_regular(archive) as raw, zipfile.ZipFile(raw) as packed:
             names = packed.namelist()
             if MANIFEST_NAME not in names:
                 inner = next((name for name in names if name.endswith(f"/{MANIFEST_NAME}")), None)

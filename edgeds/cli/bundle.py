@@ -11,7 +11,7 @@ from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, zi
 from edgeds.cli.options import add_action
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import BundleError, SpecError
-from edgeds.files import read_json
+from edgeds.files import read_json, read_regular
 from edgeds.specs import Resolution, from_json
 
 SUMMARY = "Create, show, verify, zip and unzip bundles: the folder that holds a model and all a device needs to run it."
@@ -211,7 +211,7 @@ def read_names(path: Path) -> dict[int, str]:
         names = from_json(_Names, {"names": listed}, where=str(path)).names
     else:
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            lines = read_regular(path).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"{path}: class names cannot be read: {error}") from error
         names = dict(enumerate(line.strip() for line in lines))

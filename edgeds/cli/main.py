@@ -20,7 +20,7 @@ from typing import Any
 
 from edgeds._version import __version__
 from edgeds.cli.options import add_common
-from edgeds.cli.output import reserve_stdout
+from edgeds.cli.output import StdoutError, flush_stdout, reserve_stdout
 from edgeds.errors import EdgedsError, SpecError
 
 # Verb -> summary. The module edgeds.cli.VERB is imported only when its verb is used, so --help stays fast.
@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _use_lenient_streams()
     verb = "edgeds"
+    _open_closed_streams()
     debug = "--debug" in arguments
     try:
         debug = debug or _debug_wanted()
@@ -72,12 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{verb}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout went away (| head). Point stdout elsewhere so that the exit flush does not fail again.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # its reader went away (| head)
         return BROKEN_PIPE
     except Exception as error:  # the one place where everything ends up; nothing is swallowed silently
         return _report(error, verb=verb, debug=debug)
+    except StdoutError as error:
+        _discard_stdout()
+        print(f"{verb}: error: {error}", file=sys.stderr)
+        return 1
 
 
 def build_parser(verb: str) -> argparse.ArgumentParser:
@@ -109,7 +112,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
         if getattr(args, "json", False):
             stack.enter_context(reserve_stdout())
         code: int = args._run(args)
-    sys.stdout.flush()
+    flush_stdout()
     return code
 
 
@@ -167,6 +170,30 @@ def _debug_wanted() -> bool:
 
 def _use_lenient_streams() -> None:
     """Let file names that are not UTF-8 pass through stdout unchanged instead of failing in print."""
+def _open_closed_streams() -> None:
+    """Point streams that the caller closed (``>&-``) at the null device.
+
+    Python has None in their place, and the next file that anything opens would get their number and, with it, what a
+    native library prints.
+    """
+    for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                handle = os.open(os.devnull, flags)
+                if handle != number:
+                    os.dup2(handle, number)
+                    os.close(handle)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _discard_stdout() -> None:
+    """Point stdout at the null device, so that the flush at exit does not fail again."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None and stream.errors == "strict":

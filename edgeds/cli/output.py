@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from edgeds.errors import EdgedsError
 from edgeds.specs import to_json
 
 _reserved: TextIO | None = None
@@ -23,13 +24,34 @@ def emit_line(data: Any) -> None:
     _emit(json.dumps(to_json(data), allow_nan=False))
 
 
-def emit_text(text: str) -> None:
+def emit_text(text: str, *, end: str = "\n") -> None:
     """Print text for people (or a path alone) to stdout."""
-    _emit(text)
+    _emit(text, end=end)
 
 
-def _emit(text: str) -> None:
-    print(text, file=_reserved or sys.stdout, flush=True)
+class StdoutError(EdgedsError):
+    """What was printed cannot be written: the disk behind a redirection is full, for one."""
+
+
+def flush_stdout() -> None:
+    """Write what is buffered. Raises StdoutError, or BrokenPipeError when the reader went away."""
+    with _stdout_errors():
+        sys.stdout.flush()
+
+
+def _emit(text: str, *, end: str = "\n") -> None:
+    with _stdout_errors():
+        print(text, end=end, file=_reserved or sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def _stdout_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StdoutError(f"stdout cannot be written: {error.strerror or error}; the output is incomplete") from error
 
 
 @contextlib.contextmanager

@@ -7,10 +7,12 @@ of UTF-8 JSON, then the plan. Nothing but the header is read into memory.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
 from edgeds.errors import ModelError
+from edgeds.files import open_regular
 
 PLAN_MAGICS = (b"ftrt", b"ptrt", b"vtrt")
 """First bytes of TensorRT plans: TensorRT, its older form, and TensorRT-RTX."""
@@ -26,8 +28,8 @@ def split_engine(path: str | Path) -> tuple[dict[str, str], int, int]:
     """
     path = Path(path)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             head = stream.read(4)
             if head in PLAN_MAGICS:
                 return {}, 0, size

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from edgeds.engines.plan_file import PLAN_MAGICS, split_engine
 from edgeds.errors import ModelError
-from edgeds.files import atomic_path
+from edgeds.files import atomic_path, read_regular
 from edgeds.graph.external import check_external, load_external, write_external
 from edgeds.graph.proto import (
     INLINE_LIMIT_BYTES,
@@ -173,7 +173,7 @@ def _parse(path: Path) -> ModelProto:
         raise ModelError(f"{path}: {size >> 20} MiB in one protobuf; above 2 GiB weights must be in a side file")
     model = ModelProto()
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(read_regular(path))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DecodeError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgeds.engines.plan_file import PLAN_MAGICS
 from edgeds.errors import ModelError
+from edgeds.files import open_regular
 
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
@@ -13,7 +14,7 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 def read_head(path: Path, count: int) -> bytes:
     """First bytes of a file; a directory or an unreadable path is a ModelError."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(count)
     except IsADirectoryError as error:
         found = sorted(item.name for item in path.glob("*.onnx"))[:3]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgeds.errors import InputError, SpecError
+from edgeds.files import read_regular
 from edgeds.imagefile import IMAGE_SUFFIXES, import_cv2
 from edgeds.pipelines.readers import (
     ArrayReader,
@@ -200,7 +201,7 @@ def _open_list(path: Path, *, policy: str, wake: threading.Condition) -> list[Re
     try:
         if path.stat().st_size > MAX_LIST_BYTES:
             raise InputError(f"{path}: a list of more than {MAX_LIST_BYTES >> 20} MiB is not accepted")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -222,6 +223,8 @@ def _open_list(path: Path, *, policy: str, wake: threading.Condition) -> list[Re
 
 
 def _open_video(path: Path, *, policy: str, wake: threading.Condition) -> Reader:
+    if not path.is_file():
+        raise InputError(f"{path}: not a regular file; a live source is a camera number, an address or a pipeline")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty (0 bytes)")
 

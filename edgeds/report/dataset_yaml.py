@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeds.errors import SpecError
+from edgeds.files import read_regular
 
 MAX_BYTES = 4 << 20
 _KEYS = ("path", "train", "val", "test", "names", "nc", "kpt_shape")
@@ -20,7 +21,7 @@ def read_data_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise SpecError(f"{path}: more than {MAX_BYTES >> 20} MiB is not a data file")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

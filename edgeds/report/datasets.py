@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeds.errors import SpecError
+from edgeds.files import read_regular
 from edgeds.imagefile import IMAGE_SUFFIXES
 from edgeds.pipelines.yolo.metadata import parse_names
 from edgeds.report.dataset_yaml import read_data_yaml
@@ -218,7 +219,7 @@ def _read_lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > MAX_LABEL_BYTES:
             raise SpecError(f"{path}: more than {MAX_LABEL_BYTES >> 20} MiB")
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return read_regular(path).decode("utf-8-sig").splitlines()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
