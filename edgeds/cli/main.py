@@ -56,9 +56,9 @@ BROKEN_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     _use_lenient_streams()
     verb = "edgeds"
-    _open_closed_streams()
     debug = "--debug" in arguments
     try:
         debug = debug or _debug_wanted()
@@ -75,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_stdout()  # its reader went away (| head)
         return BROKEN_PIPE
-    except Exception as error:  # the one place where everything ends up; nothing is swallowed silently
-        return _report(error, verb=verb, debug=debug)
     except StdoutError as error:
         _discard_stdout()
         print(f"{verb}: error: {error}", file=sys.stderr)
         return 1
+    except Exception as error:  # the one place where everything ends up; nothing is swallowed silently
+        return _report(error, verb=verb, debug=debug)
 
 
 def build_parser(verb: str) -> argparse.ArgumentParser:
@@ -168,8 +168,6 @@ def _debug_wanted() -> bool:
     return value == "1"
 
 
-def _use_lenient_streams() -> None:
-    """Let file names that are not UTF-8 pass through stdout unchanged instead of failing in print."""
 def _open_closed_streams() -> None:
     """Point streams that the caller closed (``>&-``) at the null device.
 
@@ -194,6 +192,8 @@ def _discard_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _use_lenient_streams() -> None:
+    """Let file names that are not UTF-8 pass through stdout unchanged instead of failing in print."""
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None and stream.errors == "strict":
