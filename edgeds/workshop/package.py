@@ -30,6 +30,8 @@ from edgeds.report.datasets import DetectionDataset
 from edgeds.specs import Resolution, to_json
 from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated, parse_target
 from edgeds.workshop.detector import DetectorSetup, describe_detector
+from edgeds.workshop.halfmodels import NAMES as HALF_NAMES
+from edgeds.workshop.halfmodels import make_half_models
 from edgeds.workshop.measure import check_drop, measure_accuracy, measure_speedup, open_labels, shared_images
 from edgeds.workshop.outfolder import claim_folder, writing_errors
 
@@ -217,6 +219,19 @@ def _quantize(
     if golden:
         parts.files["golden.npz"] = _npz_bytes(golden)
     parts.speedup = measure_speedup(parts.path("float"), parts.path("cpu_int8"), feeds[0])
+    half = make_half_models(
+        parts.path("float"),
+        parts.path("int8"),
+        ranges=Path(parts.report.ranges),
+        feeds=feeds,
+        folder=folder / "half",
+        quiet=quiet,
+    )
+    for variant, path in half.paths.items():
+        parts.models[variant] = HALF_NAMES[variant]
+        parts.files |= _with_side_file(path, HALF_NAMES[variant])
+    parts.accuracy |= half.accuracy
+    parts.notes += half.notes
 
 
 def _note_calibration(parts: _Parts, calibration: CalibrationSet, setup: DetectorSetup | None) -> None:

@@ -36,9 +36,11 @@ def test_bundle_holds_all_that_serving_needs(model: Path, images: Path, tmp_path
         manifest = bundle.manifest
         assert set(manifest.files) == {
             *("model.onnx", "model.cpu.onnx", "variants/float.onnx"),
+            *("variants/float16.onnx", "variants/int8_fp16.onnx"),
             *("ranges.json", "cost.json", "golden.npz"),
         }
-        assert set(manifest.models) == {"int8", "cpu_int8", "float"}
+        assert set(manifest.models) == {"int8", "cpu_int8", "float", "float16", "int8_fp16"}
+        assert manifest.models["int8_fp16"] == "variants/int8_fp16.onnx"
         assert (manifest.task, manifest.precision, manifest.license) == ("detect", "int8", "MIT")
         assert manifest.names == NAMES
         assert manifest.buckets == (SIZE,)
