@@ -31,7 +31,8 @@ _PROBES = {
     "pycocotools": (
         "import pycocotools.mask; from importlib.metadata import version; r = dict(version=version('pycocotools'))"
     ),
-    "tensorrt": "import tensorrt as m; r = dict(version=m.__version__)",
+    # A package that only has the name is not what an environment should be made for.
+    "tensorrt": "import tensorrt as m; m.Builder; r = dict(version=m.__version__)",
     "onnxruntime": (
         "import base64, numpy, onnxruntime as m\n"
         f"model = base64.b64decode({TINY_MODEL!r})\n"
@@ -70,8 +71,16 @@ class Probe:
         return self.error is not None and self.error.startswith("ModuleNotFoundError")
 
 
-def check_machine() -> list[Check]:
-    """Run all checks, in parallel where they start a process. Raises nothing; a failed check is in the result."""
+def check_machine(*, root: Path = Path("/")) -> list[Check]:
+    """Run all checks, in parallel where they start a process. Raises nothing; a failed check is in the result.
+
+    On a machine with a GPU, and on a Jetson above all, what engines need is looked at too; ``root`` is where files of
+    the system are read.
+    """
+    from edgeds.doctor_device import device_checks
+    from edgeds.engines.jetson import read_jetson
+
+    is_jetson = read_jetson(root) is not None
     checks: list[Callable[[], Check]] = [
         _check_python,
         lambda: _check_import("numpy", required=True, fix="pip install 'numpy>=1.24'"),
@@ -81,12 +90,15 @@ def check_machine() -> list[Check]:
         _check_opencv,
         lambda: _check_import("onnx", fix="needed for inspect and quantize: pip install 'edgeds[workshop]'"),
         lambda: _check_import("pycocotools", fix="needed for eval: pip install 'edgeds[workshop]'"),
-        _check_tensorrt,
-        _check_gpu,
-        _check_memory,
+        lambda: _check_memory(root / "proc/meminfo"),
     ]
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return [future.result() for future in [pool.submit(check) for check in checks]]
+        first = [pool.submit(lambda: _check_tensorrt(required=is_jetson)), pool.submit(lambda: _check_gpu(root))]
+        futures = [pool.submit(check) for check in checks]
+        tensorrt, gpu = (future.result() for future in first)
+        more = device_checks(root=root, has_gpu=gpu.ok, has_tensorrt=tensorrt.ok)
+        found = [*(future.result() for future in futures), tensorrt, gpu]
+        return [*found, *(future.result() for future in [pool.submit(check) for check in more])]
 
 
 def is_healthy(checks: Sequence[Check]) -> bool:
@@ -162,20 +174,24 @@ def _check_opencv() -> Check:
     return Check(name="opencv", ok=True, required=False, message=message)
 
 
-def _check_tensorrt() -> Check:
-    found = probe(_PROBES["tensorrt"])
+def _check_tensorrt(*, required: bool = False) -> Check:
+    from edgeds.doctor_device import TENSORRT_PROBE, check_tensorrt_facts, rtx_version
+
+    found = probe(TENSORRT_PROBE)
     if found.error is None:
-        return Check(name="tensorrt", ok=True, required=False, message=str(found.facts["version"]))
+        return check_tensorrt_facts(found, required=required)
     elsewhere = _find_system_tensorrt()
     if not found.is_missing or elsewhere is None:
-        message = f"{_reason(found)}; needed only to run on NVIDIA GPUs, it comes with JetPack"
-        return Check(name="tensorrt", ok=False, required=False, message=message)
+        rtx = rtx_version(probe) if found.is_missing else None
+        also = f"; TensorRT-RTX {rtx} is there, for 'edgeds build --rtx'" if rtx is not None else ""
+        message = f"{_reason(found)}; needed only to run on NVIDIA GPUs, it comes with JetPack{also}"
+        return Check(name="tensorrt", ok=False, required=required, message=message)
     python, facts = elsewhere
     message = (
         f"TensorRT {facts['version']} is in the system Python {facts['python']} ({python}), not in this Python "
         f"{platform.python_version()}; make the environment with: {python} -m venv --system-site-packages .venv"
     )
-    return Check(name="tensorrt", ok=False, required=False, message=message)
+    return Check(name="tensorrt", ok=False, required=required, message=message)
 
 
 def system_pythons() -> list[str]:
@@ -196,17 +212,17 @@ def _find_system_tensorrt() -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def _check_gpu() -> Check:
-    name = _tegra_model() or _nvidia_smi_name()
+def _check_gpu(root: Path = Path("/")) -> Check:
+    name = _tegra_model(root) or _nvidia_smi_name()
     if name is not None:
         return Check(name="gpu", ok=True, required=False, message=name)
     message = "no NVIDIA GPU found (neither a Jetson nor an answer from nvidia-smi); models run on the CPU"
     return Check(name="gpu", ok=False, required=False, message=message)
 
 
-def _tegra_model() -> str | None:
+def _tegra_model(root: Path) -> str | None:
     try:
-        model = Path("/proc/device-tree/model").read_bytes().rstrip(b"\0").decode("utf-8", "replace")
+        model = (root / "proc/device-tree/model").read_bytes().rstrip(b"\0").decode("utf-8", "replace")
     except OSError:
         return None
     return model if any(word in model for word in ("NVIDIA", "Jetson", "Orin")) else None

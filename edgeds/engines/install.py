@@ -31,6 +31,7 @@ from edgeds.engines.engine_manifest import (
     write_engine_manifest,
 )
 from edgeds.engines.engine_store import (
+    Store,
     choose_store,
     engine_lock,
     find_serving,
@@ -85,6 +86,7 @@ def install_engine(
     options: Mapping[str, Any] | None = None,
     force: bool = False,
     measure_seconds: float = 5.0,
+    keep_in: Path | None = None,
     cache: Path | None = None,
     quiet: bool = False,
 ) -> InstalledEngine:
@@ -92,6 +94,7 @@ def install_engine(
 
     ``max_batch`` and ``buckets`` default to the bundle's, ``profiles`` replace both. ``options`` are fields of
     ``BuildOptions``. ``force`` builds although an engine is there. ``measure_seconds`` of 0 skips the latency table.
+    ``keep_in`` is a folder to install into instead of the bundle or the cache.
     Two processes that ask for the same engine build it once: the second waits and takes it.
 
     Raises SpecError for bad arguments, BuildError when the build fails, the disk is full or the engine is wrong,
@@ -111,7 +114,11 @@ def install_engine(
         return InstalledEngine(folder=found[0], manifest=found[1], cached=True, notes=(*job.notes, *found[1].notes))
     model_bytes = sum(bundle.manifest.files[name].bytes for name in _model_files(bundle.manifest, job.variant))
     need_bytes = model_bytes * (1 + len(job.profiles)) + (16 << 20)
-    store = choose_store(bundle, cache=cache, need_bytes=need_bytes)
+    if keep_in is not None:
+        keep_in.mkdir(parents=True, exist_ok=True)
+        store = Store(folder=keep_in)
+    else:
+        store = choose_store(bundle, cache=cache, need_bytes=need_bytes)
     job = dataclasses.replace(job, notes=(*job.notes, *([store.note] if store.note else [])))
     name = fingerprint(job.key)
     with engine_lock(store.folder, name, waiting=_say_waiting) as waited:

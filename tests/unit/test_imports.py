@@ -21,7 +21,8 @@ ROOT = Path(edgeds.__file__).parent
 # Each group may import its own and everything to its left.
 BASE = ("errors", "specs", "files", "progress", "imagefile", "difference", "_version")
 SHARED = ("boards", "bundle", "preproc", "buckets", "zoo", "zoo_data", "zoo_sources")
-DEVICE_ORDER = (BASE, SHARED, ("engines", "power"), ("runtime",), ("pipelines",), ("serve", "report", "doctor"))
+DOCTOR = ("doctor", "doctor_device", "doctor_proof", "doctor_prove")
+DEVICE_ORDER = (BASE, SHARED, ("engines", "power"), ("runtime",), ("pipelines",), ("serve", "report", *DOCTOR))
 WORKSTATION_ORDER = (BASE, SHARED, ("graph",), ("compress",))
 TOP_ORDER = ("workshop", "cli")
 DEVICE_HALF = {name for group in DEVICE_ORDER for name in group}

@@ -130,7 +130,7 @@ def test_looking_at_the_cache_does_not_create_it(tmp_path: Path, monkeypatch: py
 def test_b123_tensorrt_of_the_system_python_is_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B123: TensorRT is there, but for another Python; say which, and how to make an environment that sees it."""
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "tensorrt.py").write_text("__version__ = '10.3.0'")
+    (tmp_path / "site" / "tensorrt.py").write_text("__version__ = '10.3.0'\nBuilder = object")
     python = tmp_path / "python3.10"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path / "site"}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
