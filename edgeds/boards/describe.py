@@ -97,7 +97,7 @@ def _mode_json(mode: PowerMode, board: BoardSpec, sources: dict[str, list[str]])
 
 def table_lines(catalogue: Catalogue) -> list[str]:
     """All boards, one line each, within 80 columns."""
-    rows = [("NAME", "MEM GB", "SM", "DLA", "GPU MHZ", "GB/S", "MODES (* boot)")]
+    rows = [("NAME", "GB", "SM", "DLA", "GPU MHZ", "GB/S", "MODES (* boot)")]
     for board in catalogue.boards:
         modes = " ".join(f"{mode.label}{'*' if mode.is_default else ''}" for mode in board.modes)
         row = (board.name, _text(board.memory_gb), _text(board.sm), _text(board.dla_cores))
@@ -131,7 +131,7 @@ def page_lines(target: Target, catalogue: Catalogue) -> list[str]:
         ("valid for", board.valid_for or "-", ""),
     ]
     lines += [f"  {name:<14}{text}{source}" for name, text, source in facts]
-    rows = [
+    rows: list[Sequence[str]] = [
         ("MODE", "ID", "W", "CPU", "CPU MHZ", "SM", "GPU MHZ", "EMC MHZ", "GB/S", "DLA MHZ", "INT8 TOPS", "SOURCES")
     ]
     for mode in modes:
