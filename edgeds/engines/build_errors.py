@@ -149,11 +149,11 @@ def _short(text: str) -> str:
     lines = [line for line in text.split("\n") if line.strip() and not NOISE.search(line)]
     useful = [line for line in lines if not line.startswith("Invalid Node - ")] or lines
     joined = clean(" ".join(useful))
-    joined = re.sub(r"^\[?[\w./]+\.cpp(::\w+)*:\d+(: \w+)?\]? ?", "", joined)
+    joined = re.sub(r"^\[?[\w./]+\.cpp(::?\w+)*\]? ?:? ?", "", joined)
     joined = re.sub(r"ITensor::getDimensions: ", "", joined)
     joined = re.sub(r",? ?\.? ?In \w+ at /?[\w./]+:\d+", "", joined)
     joined = re.sub(r"Error Code \d+: (?:[A-Z]\w+ ?){1,3}\((.*)\)$", r"\1", joined)
-    joined = re.sub(r"Assertion failed: (?:\(.*?\)|\S+): ", "", joined)
+    joined = re.sub(r"Assertion failed: (?:\(.*?\)|\S+): |^Assertion \S+( [<>=!]+ \S+)? failed\. ", "", joined)
     joined = re.sub(r'^creator && "([^"]*)"', r"\1", joined)
     return joined.strip(" .;") or "no reason given"
 

@@ -21,6 +21,8 @@ _FORMAT = re.compile(r"Format/Datatype: [^}]*?\b(FP32|FP16|BF16|FP8|Int8|Int4|In
 _WORDS = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16"}
 # Entries are told apart by the separators 0x1e and 0x1f, at which str.splitlines() would cut too.
 _NODE = re.compile(r"\[ONNX Layer: ([^\x1e\x1f]*)\](?=[\x1e\x1f\[]|\s*$)")
+# Layer types that are generated elementwise code or move data.
+ELEMENTWISE = ("kgen", "Reformat", "NoOp", "PointWise", "PointWiseV2", "Shuffle", "Constant", "Scale", "Slice")
 _MEMORY = {
     "activations": re.compile(r"Total Activation Memory: (\d+) bytes"),
     "weights": re.compile(r"Total Weights Memory: (\d+) bytes"),
@@ -64,8 +66,8 @@ def read_layers(lines: Iterable[tuple[str, str]]) -> tuple[EngineLayer, ...]:
 def node_precisions(layers: Sequence[EngineLayer]) -> dict[str, str]:
     """ONNX node name to the precision it computes in.
 
-    A node that is part of several layers (split over kernels, or one per profile) counts as Int8 only when every
-    layer with int8 weights among them is; layers that only move its data do not decide.
+    A node can be part of several layers: its product, and generated elementwise code around it. The product decides.
+    Where products differ (one per profile), all are told, as in ``Half/Int8``.
     """
     found: dict[str, list[EngineLayer]] = {}
     for layer in layers:
@@ -102,5 +104,5 @@ def _types(text: str) -> tuple[str, ...]:
 
 
 def _joint(layers: Sequence[EngineLayer]) -> str:
-    working = [layer.precision for layer in layers if layer.constants] or [layer.precision for layer in layers]
-    return working[0] if len(set(working)) == 1 else "/".join(sorted(set(working)))
+    products = [layer for layer in layers if layer.kind not in ELEMENTWISE] or layers
+    return "/".join(sorted({layer.precision for layer in products}))
