@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,15 @@ import pytest
 
 if TYPE_CHECKING:
     from simdevice.simcuda import SimCuda
+
+
+def pytest_configure() -> None:
+    """Answer Ctrl-C even where the shell that started the tests in the background (``&``, ``nohup``) ignores it.
+
+    An ignored signal stays ignored in every child, and the tests that interrupt one would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
