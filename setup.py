@@ -23,14 +23,17 @@ CPU = ["onnxruntime>=1.20,<1.34"]
 VISION = ["opencv-python-headless>=4.8,<6"]
 WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
 
+RTX_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+
 EXTRAS = {
     "cpu": CPU,
     "vision": VISION,
     "jetson": ["pycuda>=2024.1"],
     "workshop": WORKSHOP,
     "demo": WORKSHOP,
+    # Builds engines for RTX GPUs on any Linux PC, with or without a GPU. The two wheels must be of one version.
+    "rtx": [f"tensorrt_rtx_cu13_{part}==1.7.1.116; {RTX_PLATFORM}" for part in ("libs", "bindings")],
     # Filled by the issues that need them; named now so that install commands stay stable.
-    "rtx": [],
     "serve": [],
     "fleet": [],
     "dev": [

@@ -103,8 +103,6 @@ def test_float16_is_what_a_typed_network_says(build: Build, yolo: Path, tmp_path
     named = [told[name] for name in convolutions(path) if name in told]
     assert len(named) > 0.9 * CONVOLUTIONS
     assert set(named) == {"Half"}
-    products = [layer for layer in report.layers if layer.kind in ("runtime_fusion", "correlation", "gemm")]
-    assert {layer.constants[0] for layer in products if layer.constants} == {"Half"}
     assert report.outputs[0].dtype == "float32"
 
 
