@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from edgeds.bundle import open_bundle
+    from edgeds.power import open_sensor
     from edgeds.report.bench import run_bench
 
     if not 1 <= args.batch <= MAX_BATCH:
@@ -62,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
         if concurrency is None:
             concurrency = 1 if args.batch == 1 else 2 * args.batch * max(1, len(sizes))
         target, requests, close = open_target(bundle, args=args, sizes=sizes, waiting=concurrency)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(close)
+            sensor = open_sensor()
+            stack.callback(sensor.close)
             report = run_bench(
                 target,
                 requests,
@@ -70,9 +75,8 @@ def run(args: argparse.Namespace) -> int:
                 warmup_seconds=args.warmup,
                 concurrency=concurrency,
                 quiet=args.quiet,
+                sensor=sensor,
             )
-        finally:
-            close()
     if args.json:
         emit_json(report)
     else:
@@ -178,5 +182,13 @@ def describe(report: BenchReport) -> list[str]:
     if report.batch_size_histogram:
         sizes = ", ".join(f"{rows} rows x {count}" for rows, count in report.batch_size_histogram.items())
         lines.append(f"runs: {sizes} (mean {report.mean_batch_rows:.2f} rows)")
-    lines.append(f"padding: {report.padding_share:.1%} of the pixels; power: {report.power_source}")
+    lines.append(f"padding: {report.padding_share:.1%} of the pixels")
+    lines.append(f"power: {_power(report)}")
     return lines
+
+
+def _power(report: BenchReport) -> str:
+    if report.power_w is None:
+        return report.power_source
+    energy = f", {report.energy_mj:.1f} mJ per frame" if report.energy_mj is not None else ""
+    return f"{report.power_w:.2f} W{energy} ({report.power_source})"

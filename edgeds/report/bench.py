@@ -6,6 +6,7 @@ that began before the window (warm-up) do not count; the window ends with the la
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import threading
@@ -16,7 +17,9 @@ from typing import Any
 
 from edgeds.engines import Engine
 from edgeds.errors import SpecError
+from edgeds.power import PowerSampler, PowerSummary, Sensor
 from edgeds.progress import track
+from edgeds.report.benchpower import power_figures, start_sampler
 from edgeds.report.stats import device_name, software_versions, summarize_latencies, utc_now
 from edgeds.runtime import Answer, Session
 from edgeds.runtime.jobs import attempt
@@ -40,7 +43,8 @@ class BenchReport:
     """What was measured, where and with what. Latencies are None when nothing finished (interrupted early).
 
     ``stages_ms`` are means per request. ``batch_size_histogram`` counts runs by rows within the window (about: runs
-    under way at its edges are counted where they end). ``power_w`` is None when no sensor was read.
+    under way at its edges are counted where they end). ``power_w`` is the mean over the window and
+    ``energy_mj`` the energy per frame by it; both are None, with the reason in ``power_source``, when no sensor told.
     """
 
     frames: int
@@ -67,6 +71,7 @@ class BenchReport:
     date: str
     versions: Mapping[str, str]
     power_w: float | None = None
+    energy_mj: float | None = None
     power_source: str = "unavailable"
 
 
@@ -93,13 +98,15 @@ def run_bench(
     concurrency: int = 1,
     quiet: bool = False,
     engine: Engine | None = None,
+    sensor: Sensor | None = None,
 ) -> BenchReport:
     """Measure a Session (payloads are feeds), a pipeline with ``predict`` and ``session``, or any callable.
 
     The requests are sent in turn by ``concurrency`` callers: each once to settle shapes, then ``warmup_seconds``,
     then ``seconds`` that count; every caller finishes at least one request. Ctrl-C ends the window early and gives a
-    report with ``interrupted=True``. ``engine`` says what to report for a plain callable. The first error of a
-    request ends the run and is raised. Raises SpecError for arguments out of range.
+    report with ``interrupted=True``. ``engine`` says what to report for a plain callable; ``sensor`` (``edgeds.power.
+    open_sensor``, not closed here) is sampled in the window. The first error of a request ends the run and is raised.
+    Raises SpecError for arguments out of range.
     """
     _check(requests, seconds=seconds, warmup_seconds=warmup_seconds, concurrency=concurrency)
     session = target if isinstance(target, Session) else getattr(target, "session", None)
@@ -107,6 +114,8 @@ def run_bench(
     load = _Load(call=call, requests=requests)
     before: Mapping[int, int] = {}
     interrupted = False
+    sampler: PowerSampler | None = None
+    power: PowerSummary | None = None
     callers = [threading.Thread(target=_send, args=(load,), daemon=True) for _ in range(concurrency)]
     try:
         for request in track(requests, what="settling shapes", unit="shape", quiet=quiet):
@@ -115,6 +124,7 @@ def run_bench(
             caller.start()
         _wait(load, warmup_seconds, what="warming up", quiet=quiet)
         before = _histogram(session)
+        sampler = start_sampler(sensor)
         load.window_s = time.perf_counter()
         _wait(load, seconds, what="measuring", quiet=quiet)
         load.stop.set()
@@ -128,18 +138,23 @@ def run_bench(
         for caller in callers:
             if caller.ident is not None:
                 caller.join()
+        power = sampler.stop() if sampler is not None else None
     if load.errors:
         raise load.errors[0]
     engine = engine or getattr(session, "engine", None)
     after = _histogram(session)
     histogram = {rows: count - before.get(rows, 0) for rows, count in after.items() if count > before.get(rows, 0)}
-    return _report(
+    report = _report(
         load,
         engine=engine,
         histogram=histogram if load.window_s < math.inf else {},
         concurrency=concurrency,
         warmup_s=warmup_seconds,
         interrupted=interrupted,
+    )
+    figures = power_figures(sensor, power, fps=report.fps)
+    return dataclasses.replace(
+        report, power_w=figures.power_w, energy_mj=figures.energy_mj, power_source=figures.source
     )
 
 

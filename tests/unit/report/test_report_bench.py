@@ -13,6 +13,7 @@ import pytest
 from edgeds.cli import bench as cli
 from edgeds.engines.null import NullEngine
 from edgeds.errors import InputError, SpecError
+from edgeds.power import PowerSample
 from edgeds.report.bench import BenchRequest, run_bench
 from edgeds.report.stats import device_name, software_versions, summarize_latencies
 from edgeds.runtime import BatchPolicy, Session
@@ -202,7 +203,9 @@ def test_command_line_json(bundle, capsys, task):
         assert key in data
     assert data["backend"] == "onnxruntime"
     assert data["precision"] == "float"
-    assert data["power_w"] is None
+    # With a sensor a figure, without one null and the reason; never 0.
+    assert (data["power_w"] is None) == data["power_source"].startswith("unavailable: ")
+    assert data["power_w"] != 0
     assert data["threads"] == 1
     assert data["fps"] > 0
     assert data["mean_batch_rows"] > 1
@@ -223,3 +226,58 @@ def test_command_line_mistakes(bundle):
     for extra in (("--batch", "0"), ("--sizes", "axb"), ("--precision", "int8"), ("--seconds", "-1")):
         with pytest.raises(SpecError):
             cli.run(arguments(path, *extra))
+
+
+class FakeSensor:
+    """5 W; or what is given, an exception being raised."""
+
+    source = "fake rail"
+    is_interval_mean = False
+    notes = ()
+
+    def __init__(self, value=5000.0, unavailable=None):
+        self.value = value
+        self.unavailable = unavailable
+
+    def read(self, t_s):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return PowerSample(t_s=t_s, total_mw=self.value)
+
+    def close(self): ...
+
+
+def bench_with(sensor):
+    return run_bench(
+        lambda feeds: time.sleep(0.002),
+        [BenchRequest(payload=feed())],
+        seconds=0.4,
+        warmup_seconds=0,
+        quiet=True,
+        sensor=sensor,
+    )
+
+
+def test_power_is_sampled_in_the_window():
+    report = bench_with(FakeSensor())
+    assert report.power_w == pytest.approx(5)
+    assert report.energy_mj == pytest.approx(5000 / report.fps)
+    assert report.power_source == "fake rail"
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgeds-power"]
+
+
+@pytest.mark.parametrize(
+    ("sensor", "reason"),
+    [
+        (FakeSensor(unavailable="no rails"), "no rails"),
+        (FakeSensor(OSError(5, "Input/output error")), "0% of the window; a reading failed"),
+        (FakeSensor(None), "0% of the window"),
+    ],
+)
+def test_power_without_readings_is_unknown_with_the_reason_b116(sensor, reason):
+    """B116: a sensor that is there but answers nothing does not finish a run without saying so."""
+    report = bench_with(sensor)
+    assert (report.power_w, report.energy_mj) == (None, None)
+    assert report.power_source.startswith("unavailable: ")
+    assert reason in report.power_source
+    assert report.fps > 0
