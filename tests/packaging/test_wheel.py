@@ -3,6 +3,7 @@
 import configparser
 import email.message
 import email.parser
+import re
 import shutil
 import subprocess
 import sys
@@ -77,8 +78,15 @@ def test_wheel_is_for_any_platform_and_carries_the_licence(wheel: zipfile.ZipFil
     assert data["Description-Content-Type"] == "text/markdown"
 
 
-def test_no_extra_brings_torch_or_tensorrt_and_the_base_is_light(wheel: zipfile.ZipFile) -> None:
-    requirements = core(wheel).get_all("Requires-Dist") or []
+def test_no_extra_brings_torch_or_tensorrt_to_a_jetson_and_the_base_is_light(wheel: zipfile.ZipFile) -> None:
+    """A Jetson has both from JetPack. The rtx extra alone brings TensorRT-RTX, which exists for x86-64 PCs only."""
+    everything = core(wheel).get_all("Requires-Dist") or []
+    rtx = [requirement for requirement in everything if requirement.startswith(("tensorrt-rtx", "tensorrt_rtx"))]
+    assert len(rtx) == 2
+    for requirement in rtx:
+        assert re.search(r"""platform_machine == ["']x86_64["']""", requirement)
+        assert re.search(r"""extra == ["']rtx["']""", requirement)
+    requirements = [requirement for requirement in everything if requirement not in rtx]
     names = {requirement.replace("(", " ").split(">")[0].split(";")[0].strip().lower() for requirement in requirements}
     assert not {name for name in names if name.startswith(("torch", "tensorrt", "ultralytics"))}
     base = [requirement for requirement in requirements if "extra ==" not in requirement]
