@@ -67,12 +67,32 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def real_path(path: Path) -> Path:
+    """The absolute path with links followed, as ``Path.resolve``, which some Pythons let fail on a loop of links."""
+    return Path(os.path.realpath(path))
+
+
+def refuse_special(target: Path) -> None:
+    """Raise SpecError when a pipe, device or socket stands where a file is to be written.
+
+    A rename into place would replace it, and with enough rights that takes ``/dev/null`` away from the whole machine.
+    """
+    try:
+        mode = target.lstat().st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+        raise SpecError(f"{target}: is a pipe or device, which is not replaced; name a regular file")
+
+
 @contextlib.contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; rename it into place on success, remove it on any failure.
 
-    The temporary name keeps the suffix of the target, since writers choose formats by it.
+    The temporary name keeps the suffix of the target, since writers choose formats by it. Raises SpecError when
+    ``target`` is a pipe or device.
     """
+    refuse_special(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
     os.close(handle)
@@ -92,11 +112,13 @@ def atomic_path(target: Path) -> Iterator[Path]:
 def atomic_dir(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary directory beside ``target``; rename it into place on success, remove it on any failure.
 
-    An existing non-empty target is an error unless ``replace``; with ``replace`` the old one stays until the new
-    one is complete.
+    An existing non-empty folder is a SpecError unless ``replace``, also when it appears meanwhile; with ``replace``
+    the old one stays until the new one is complete. What is no folder is never replaced. A link to a folder is
+    followed.
     """
-    if target.exists() and not replace and (not target.is_dir() or any(target.iterdir())):
-        raise SpecError(f"{target} exists and is not an empty directory; choose another path or remove it first")
+    target = real_path(target) if target.is_symlink() else target
+    if os.path.lexists(target) and (not target.is_dir() or (not replace and any(target.iterdir()))):
+        raise SpecError(_taken_text(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -104,16 +126,34 @@ def atomic_dir(target: Path, *, replace: bool = False) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o777 & ~umask)
-        if target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-            target.rename(old / "old")
-            temporary.rename(target)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(target)
+        _place_dir(temporary, target, replace=replace)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _place_dir(temporary: Path, target: Path, *, replace: bool) -> None:
+    try:
+        temporary.rename(target)  # onto nothing or an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not replace:
+            raise SpecError(_taken_text(target)) from error
+    else:
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    try:
+        target.rename(old / "old")
+        temporary.rename(target)
+    finally:
+        if not target.exists() and (old / "old").exists():  # failed or interrupted between the two
+            (old / "old").rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _taken_text(target: Path) -> str:
+    return f"{target} exists and is not an empty directory; choose another path or remove it first"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,35 +16,39 @@ from edgeds.bundle.manifest import (
     read_manifest,
 )
 from edgeds.errors import BundleError, SpecError
-from edgeds.files import ZIP_ERRORS, atomic_dir, open_regular, parse_json, unzip_to, zip_dir
+from edgeds.files import ZIP_ERRORS, atomic_dir, open_regular, parse_json, real_path, unzip_to, zip_dir
 from edgeds.progress import track
 
 MAX_BUNDLE_BYTES = 16 << 30
 
 
-def zip_bundle(folder: Path, archive: Path, *, quiet: bool = True) -> Path:
+def zip_bundle(folder: str | Path, archive: str | Path, *, quiet: bool = True) -> Path:
     """Check a bundle folder and pack it; equal bundles give equal archives. Returns ``archive``.
 
     ``engines/`` is left out: a plan belongs to one device and is rebuilt from the ONNX elsewhere.
     """
     from edgeds.bundle.reader import open_bundle
 
+    folder, archive = Path(folder), Path(archive)
     if not folder.is_dir():
         raise BundleError(f"{folder}: not a bundle folder")
     if archive.is_dir():
         raise SpecError(f"{archive}: is a folder; give the path of the zip file to write")
     with open_bundle(folder, quiet=quiet) as bundle:
-        if archive.resolve().is_relative_to(bundle.root):
+        if real_path(archive).is_relative_to(bundle.root):
             raise SpecError(f"{archive}: lies inside the bundle; write the zip somewhere else")
         names = [MANIFEST_NAME, *sorted(bundle.manifest.files)]
         zip_dir(bundle.root, archive, names=track(names, what="packing", unit="file", quiet=quiet))
     return archive
 
 
-def unzip_bundle(archive: Path, folder: Path, *, quiet: bool = True, max_bytes: int = MAX_BUNDLE_BYTES) -> Path:
+def unzip_bundle(
+    archive: str | Path, folder: str | Path, *, quiet: bool = True, max_bytes: int = MAX_BUNDLE_BYTES
+) -> Path:
     """Unpack a zipped bundle into a new folder and check it; a bad archive leaves nothing behind."""
     from edgeds.bundle.check import compare_files
 
+    archive, folder = Path(archive), Path(folder)
     if not archive.is_file():
         raise BundleError(f"{archive}: no such file")
     with atomic_dir(folder) as temporary:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeds.cli.output import emit_json, emit_text
+from edgeds.engines.base import check_threads
 from edgeds.errors import SpecError
 from edgeds.specs import Resolution, to_json
 
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
     if args.percentile is not None and args.method not in ("percentile", "auto"):
         raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
+    if args.threads is not None:
+        check_threads(args.threads)
     from edgeds.compress.placement import Selection
     from edgeds.compress.quantize import DEFAULT_PERCENTILE, quantize_model
 

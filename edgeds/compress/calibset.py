@@ -150,7 +150,11 @@ def open_calibration(
             f"{path}: not a calibration set; give a folder of images, an .npz or .npy file, or a folder of them"
         )
     if not path.is_dir():
-        raise CalibrationError(f"{path}: no such file or folder")
+        there = path.exists() or path.is_symlink()
+        what = (
+            "neither a folder nor a regular file (a pipe, device or dead link)" if there else "no such file or folder"
+        )
+        raise CalibrationError(f"{path}: {what}")
     feeds, images = _folder_files(path, limit)
     if feeds:
         return build(str(path), lambda: read_feed_files(feeds, inputs), len(feeds), images=False)

@@ -20,7 +20,7 @@ from edgeds.compress.ranges import SAMPLED_ELEMENTS, RangeTable, save_ranges
 from edgeds.compress.tail import EMPTY_TAIL, WEIGHTED_OPS, find_detector_tail
 from edgeds.compress.verify import Comparison, LayerComparison, OutputComparison, check_scores, compare_models
 from edgeds.errors import CalibrationError, ModelError, SpecError
-from edgeds.files import write_json
+from edgeds.files import real_path, refuse_special, write_json
 from edgeds.graph.cost import count_cost
 from edgeds.graph.fold import fold_batchnorm, fold_constants
 from edgeds.graph.io import load_model, save_model
@@ -211,7 +211,8 @@ def _check_places(source: Path, target: Path, cpu: Path | None) -> _Places:
     for path in outputs:
         if path.is_dir():
             raise SpecError(f"{path}: is a directory; name a file, for example {path / 'model.int8.onnx'}")
-        if path.resolve() == source.resolve():
+        refuse_special(path)
+        if real_path(path) == real_path(source):
             raise SpecError(f"{path}: is the float model itself; write the quantized model to another file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +220,7 @@ def _check_places(source: Path, target: Path, cpu: Path | None) -> _Places:
                 pass
         except OSError as error:
             raise SpecError(f"{path}: its folder cannot be written to: {error.strerror or error}") from error
-    if cpu is not None and cpu.resolve() == target.resolve():
+    if cpu is not None and real_path(cpu) == real_path(target):
         raise SpecError(f"{cpu}: the INT8 and the CPU form need two different files")
     return _Places(source=source, target=target.absolute(), cpu=cpu.absolute() if cpu is not None else None)
 

@@ -11,6 +11,7 @@ import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from edgeds.errors import ModelError
+from edgeds.files import real_path
 from edgeds.graph.proto import each_tensor, element_bits, tensor_nbytes
 from edgeds.progress import track
 
@@ -99,10 +100,10 @@ def _real_path(named: Path, *, where: str, location: str) -> Path:
 
 
 def _allowed_roots(model_path: Path) -> list[Path]:
-    folder = model_path.parent.resolve()
+    folder = real_path(model_path.parent)
     roots = [folder]
     if model_path.is_symlink():
-        blobs = model_path.resolve().parent
+        blobs = real_path(model_path).parent
         roots.append(blobs)
         above = blobs.parent
         # <cache>/blobs/<hash> with links in <cache>/snapshots/...: one cache root holds both. Never the disk's root.

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from edgeds.engines.plan_file import PLAN_MAGICS, split_engine
 from edgeds.errors import ModelError
-from edgeds.files import atomic_path, read_regular
+from edgeds.files import atomic_path, read_regular, refuse_special
 from edgeds.graph.external import check_external, load_external, write_external
 from edgeds.graph.proto import (
     INLINE_LIMIT_BYTES,
@@ -91,6 +91,7 @@ def save_model(model: ModelProto, path: str | Path, *, inline_limit_bytes: int =
     path = Path(path)
     if path.is_dir():
         raise ModelError(f"{path}: is a directory; name a file, for example {path / 'model.onnx'}")
+    refuse_special(path)
     try:
         if weight_bytes(model) < inline_limit_bytes:
             with atomic_path(path) as temporary:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto
 
-from edgeds.errors import MissingDependency, ModelError
+from edgeds.errors import MissingDependency, ModelError, SpecError
 from edgeds.graph.proto import INLINE_LIMIT_BYTES, clone_model, one_line, weight_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ def runtime_errors() -> tuple[type[Exception], ...]:
 
 
 def session_options(*, threads: int | None = None) -> Any:
-    """Options used everywhere: no spinning (it starves busy machines), no memory pattern per shape, quiet."""
+    """Options used everywhere: no spinning (it starves busy machines), no memory pattern per shape, quiet.
+
+    Raises SpecError for an absurd thread count, which would hang the machine.
+    """
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
+        raise SpecError(f"threads: expected a whole number from 1 to 1024, got {threads!r}")
     options = _runtime().SessionOptions()
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     options.intra_op_num_threads = threads if threads is not None else available

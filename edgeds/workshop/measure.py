@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgeds.errors import CalibrationError, MissingDependency
+from edgeds.files import real_path
 from edgeds.imagefile import IMAGE_SUFFIXES
 from edgeds.pipelines.yolo import YoloPipeline
 from edgeds.report.accuracy import evaluate_detector
@@ -64,8 +65,8 @@ def shared_images(calib: Any, dataset: DetectionDataset) -> int:
         used = (path for path in Path(calib).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     elif isinstance(calib, list | tuple):
         used = (item for item in calib if isinstance(item, str | Path))
-    known = {Path(path).resolve() for path in used}
-    return sum(sample.path.resolve() in known for sample in dataset.samples)
+    known = {real_path(Path(path)) for path in used}
+    return sum(real_path(sample.path) in known for sample in dataset.samples)
 
 
 def measure_speedup(float_model: Path, cpu_model: Path, feeds: Mapping[str, np.ndarray]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edgeds.errors import BundleError, SpecError
+from edgeds.files import real_path
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def check_folder(out: Path, *, replace: bool, ours: Collection[str], what: str) 
     if out.suffix.lower() == ".zip":
         raise SpecError(f"{out}: names a zip; a folder is written, pack it afterwards with: edgeds bundle zip")
     with writing_errors(out):
-        if out.resolve() in (Path.cwd(), *Path.cwd().parents):
+        if real_path(out) in (Path.cwd(), *Path.cwd().parents):
             raise SpecError(f"{out}: is the current folder or one above it; name a folder below it")
         if out.exists() and not out.is_dir():
             raise SpecError(f"{out} exists and is not an empty directory; choose another path or remove it first")

@@ -145,8 +145,9 @@ def _summary(
             f"{before:.2f}, INT8 {after:.2f} ({after - before:+.2f} points)."
         )
     lines.append(
-        "Speed is measured end to end: letterbox, network in batches by resolution, decoding and suppression. These "
-        "are figures of this CPU; they do not predict a Jetson."
+        f"Speed is measured end to end: letterbox, network in batches by resolution, decoding and suppression, with "
+        f"{plain.concurrency} pictures in flight, so latency includes waiting for the others. These are figures of "
+        "this CPU; they do not predict a Jetson."
     )
     return lines
 

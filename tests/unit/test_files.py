@@ -303,3 +303,68 @@ def test_a_user_without_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(SpecError, match="EDGEDS_CACHE"):
         cache_dir()
+
+
+def test_pipes_and_devices_are_never_replaced(tmp_path: Path) -> None:
+    """As root a rename onto /dev/null succeeds and takes it away from the whole machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SpecError, match="pipe or device"):
+        write_json(pipe, {})
+    for replace in (False, True):
+        with pytest.raises(SpecError, match="exists"), atomic_dir(pipe, replace=replace):
+            pass
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert [item.name for item in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def write() -> None:
+        with atomic_dir(target) as temporary:
+            (temporary / "mine").write_text("")
+            target.mkdir()
+            (target / "theirs").write_text("")
+
+    with pytest.raises(SpecError, match="exists"):
+        write()
+    assert [item.name for item in target.iterdir()] == ["theirs"]
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_old_folder_comes_back_when_the_new_one_cannot_be_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "old").write_text("")
+    rename, calls = Path.rename, []
+
+    def failing(self: Path, other: Path) -> Path:
+        calls.append(self)
+        if len(calls) == 3:  # the new folder, after the old one was set aside
+            raise OSError(5, "I/O error", str(self))
+        return rename(self, other)
+
+    def write() -> None:
+        with atomic_dir(target, replace=True) as temporary:
+            (temporary / "new").write_text("")
+            monkeypatch.setattr(Path, "rename", failing)
+
+    with pytest.raises(OSError, match="I/O error"):
+        write()
+    assert [item.name for item in target.iterdir()] == ["old"]
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_link_to_a_folder_is_followed_and_a_loop_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "loop").symlink_to("loop")
+    with atomic_dir(tmp_path / "link") as temporary:
+        (temporary / "file").write_text("")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "file").exists()
+    with pytest.raises(SpecError, match="exists"), atomic_dir(tmp_path / "loop"):
+        pass

@@ -1,6 +1,7 @@
 """``edgeds quantize`` as scripts call it: the JSON keys of the contract, exit codes, one-sentence errors."""
 
 import json
+import os
 
 import numpy as np
 import onnx
@@ -99,3 +100,23 @@ def test_mistakes_are_one_sentence(model, feeds, tmp_path, capsys, monkeypatch, 
     assert "Traceback" not in captured.err
     assert captured.out == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("threads", ["0", "-4", "100000"])
+def test_absurd_thread_counts_are_refused_before_any_work(tmp_path, capsys, threads):
+    """100000 threads hang the machine; 0 and below meant all cores in silence."""
+    command = ["quantize", str(tmp_path / "m.onnx"), "--calib", str(tmp_path), "--out", str(tmp_path / "o.onnx")]
+    assert main([*command, "--threads", threads]) == 2
+    assert "from 1 to 1024" in capsys.readouterr().err
+
+
+def test_loops_and_pipes_as_output_are_refused(tmp_path, capsys):
+    from edgeds.compress.quantize import quantize_model
+    from edgeds.errors import SpecError
+
+    (tmp_path / "loop.onnx").symlink_to("loop.onnx")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with pytest.raises(SpecError, match="pipe or device"):
+        quantize_model(tmp_path / "m.onnx", None, out=tmp_path / "pipe.onnx")
+    assert main(["quantize", str(tmp_path / "m.onnx"), "--calib", "x", "--out", str(tmp_path / "loop.onnx")]) == 1
+    assert "bug" not in capsys.readouterr().err
