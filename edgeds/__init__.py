@@ -34,6 +34,8 @@ _MODULES = {
     "edgeds.zoo": ("fetch_model", "fetch_photos", "list_models", "model_path"),
     "edgeds.preproc": ("ImagePreprocess",),
     "edgeds.buckets": ("cover_resolutions", "pick_bucket"),
+    "edgeds.boards": ("BoardSpec", "PowerMode", "load_catalogue", "probe_machine", "resolve_target"),
+    "edgeds.power": ("PowerSampler", "open_sensor", "require_power"),
     "edgeds.bundle": ("Bundle", "Manifest", "open_bundle", "verify_bundle", "write_bundle"),
     "edgeds.engines": ("Engine", "available_backends", "open_engine"),
     "edgeds.runtime": ("BatchPolicy", "LatencyTable", "Session"),

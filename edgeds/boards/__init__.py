@@ -5,6 +5,7 @@
 """
 
 from edgeds.boards.catalogue import Catalogue, load_catalogue
+from edgeds.boards.memory import MemoryReading, read_memory
 from edgeds.boards.nvpmodel import ModeReading, NvpmodelConf, parse_nvpmodel_conf, power_modes, read_power_mode
 from edgeds.boards.probe import MachineProbe, probe_machine
 from edgeds.boards.spec import BoardSpec, GpuArch, PowerMode, Target, ThermalLimits, missing_facts, peak_tops
@@ -15,6 +16,7 @@ __all__ = [
     "Catalogue",
     "GpuArch",
     "MachineProbe",
+    "MemoryReading",
     "ModeReading",
     "NvpmodelConf",
     "PowerMode",
@@ -26,6 +28,7 @@ __all__ = [
     "peak_tops",
     "power_modes",
     "probe_machine",
+    "read_memory",
     "read_power_mode",
     "resolve_target",
 ]
