@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeds.engines.cuda_driver import CudaCallError
 from edgeds.errors import InputError, OutOfMemory, SpecError
 
 if TYPE_CHECKING:
@@ -47,9 +48,15 @@ class Resource:
     def close(self) -> None:
         """Give it back. Work that uses it must be done; safe to call twice."""
         free, self._free = self._free, None
-        if free is not None and self.cuda.disown(self):
+        if free is None or not self.cuda.disown(self):
+            return
+        try:
             with self.cuda.current():
                 free(self.handle)
+        except CudaCallError as error:
+            # The driver frees everything of a lost context itself; the failure that lost it was told already.
+            if not error.is_sticky:
+                raise
 
     @property
     def is_closed(self) -> bool:

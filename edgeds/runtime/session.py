@@ -56,7 +56,8 @@ class Session:
     ) -> None:
         axis = BatchAxis.of(engine)
         self.engine = engine
-        self.policy = _fit_policy(policy or BatchPolicy(), axis.fixed)
+        # An engine may be built for fewer rows than the policy wants; larger requests are split then.
+        self.policy = _fit_policy(policy or BatchPolicy(), axis.fixed or getattr(engine, "max_batch", None))
         self.buckets = tuple(buckets) if buckets else None
         self.latency = latency if latency is not None else LatencyTable()
         self._axis = axis

@@ -33,7 +33,7 @@ enum op_type { O_COPY, O_HOST, O_RECORD, O_WAIT, O_GRAPH };
 struct stream; struct event; struct exec;
 struct op { enum op_type type; void *dst; const void *src; size_t n; CUhostFn fn; void *arg; struct event *event; struct stream *other; long position; struct exec *exec; };
 struct list { struct op *at; size_t n, cap; };
-struct stream { int magic; struct list ops; long done, queued; int busy; pthread_t owner; int capturing, invalid; struct list captured; struct stream *next; };
+struct stream { int magic; struct list ops; long done, queued; int busy; pthread_t owner, capturer; int capturing, invalid; struct list captured; struct stream *next; };
 struct event { int magic, timing, recorded, in_capture; struct stream *stream; long position; struct timespec when; };
 struct graph { int magic; struct list ops; };
 struct exec { int magic; struct list ops; };
@@ -141,7 +141,7 @@ static CUresult submit(struct stream *s, struct op o) {
 /* Calls that may not happen in the thread that captures (mode THREAD_LOCAL); they also spoil the capture. */
 static int unsafe(void) {
     if (!captures_here) return 0;
-    for (struct stream *s = streams; s; s = s->next) if (s->capturing && pthread_equal(s->owner, pthread_self())) s->invalid = 1;
+    for (struct stream *s = streams; s; s = s->next) if (s->capturing && pthread_equal(s->capturer, pthread_self())) s->invalid = 1;
     return 1;
 }
 #define SAFE if (unsafe()) { r = CAPTURE_UNSUPPORTED; goto out; }
@@ -209,11 +209,12 @@ API CUresult cuEventElapsedTime(float *ms, struct event *a, struct event *b) {
 }
 API CUresult cuEventElapsedTime_v2(float *ms, struct event *a, struct event *b) { return cuEventElapsedTime(ms, a, b); }
 
-API CUresult cuStreamBeginCapture_v2(struct stream *s, int mode) { ENTER; READY; HANDLE(s, M_STREAM); NEED(mode >= 0 && mode < 3); if (s->capturing) { r = ILLEGAL_STATE; goto out; } s->capturing = 1; s->invalid = 0; s->owner = pthread_self(); captures_here++; LEAVE; }
+API CUresult cuStreamBeginCapture_v2(struct stream *s, int mode) { ENTER; READY; HANDLE(s, M_STREAM); NEED(mode >= 0 && mode < 3); if (s->capturing) { r = ILLEGAL_STATE; goto out; } s->capturing = 1; s->invalid = 0; s->capturer = pthread_self(); captures_here++; LEAVE; }
 API CUresult cuStreamEndCapture(struct stream *s, struct graph **g) {
-    ENTER; READY; HANDLE(s, M_STREAM); NEED(g); if (!s->capturing) { r = ILLEGAL_STATE; goto out; }
+    pthread_mutex_lock(&mu); CUresult r = OK; READY; HANDLE(s, M_STREAM); NEED(g); if (!s->capturing) { r = ILLEGAL_STATE; goto out; }
     s->capturing = 0; captures_here--; struct list ops = s->captured; s->captured = (struct list){0}; *g = NULL;
-    if (s->invalid) { free(ops.at); r = CAPTURE_INVALIDATED; goto out; }
+    r = injected(__func__);   /* capturing ends in any case */
+    if (s->invalid || r) { free(ops.at); r = r ? r : CAPTURE_INVALIDATED; goto out; }
     *g = calloc(1, sizeof **g); (*g)->magic = M_GRAPH; (*g)->ops = ops; live_graphs++;
     LEAVE;
 }
