@@ -111,6 +111,12 @@ def _to_board(item: UserBoard, known: dict[str, BoardSpec], catalogue: Catalogue
     if item.base is not None and base is None:
         raise SpecError(f"{where}.base: no board {item.base!r}; edgeds targets lists them")
     _check_numbers(item, where=where)
+    if item.power_range_w is not None and item.power_range_w[0] > item.power_range_w[1]:
+        raise SpecError(f"{where}.power_range_w: the lower end comes first, got {list(item.power_range_w)}")
+    if item.total_rails == ():
+        raise SpecError(
+            f"{where}.total_rails: empty; name the rails that add up to the module's power, or leave it out"
+        )
     if base is None:
         if item.compute_capability is None:
             raise SpecError(f"{where}: give 'base' (a known board) or 'compute_capability', such as \"8.7\"")
@@ -140,6 +146,8 @@ def _to_board(item: UserBoard, known: dict[str, BoardSpec], catalogue: Catalogue
             raise SpecError(f"{spot}: mode {mode.name!r} appears twice")
         own[mode.name] = _to_mode(mode, board, source=source, where=spot)
     kept = [mode for mode in base.modes if mode.name not in own]
+    if sum(bool(mode.is_default) for mode in own.values()) > 1:
+        raise SpecError(f"{where}.modes: more than one has 'is_default'; a board boots in one mode")
     if any(mode.is_default for mode in own.values()):
         kept = [dataclasses.replace(mode, is_default=False) for mode in kept]
     return dataclasses.replace(board, modes=(*kept, *own.values()))

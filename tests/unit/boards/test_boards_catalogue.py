@@ -188,6 +188,9 @@ def test_the_config_folder_is_read_when_there_is_a_file(tmp_path: Path, monkeypa
         ({"name": "a", "base": "orin-nx-8gb", "modes": [{"name": "x"}, {"name": "x"}]}, "twice"),
         ({"name": "a", "base": "orin-nx-8gb", "modes": [{"watts": 3}]}, "'name' is missing"),
         ({"name": "a", "base": "orin-nx-8gb", "memory_gb": "8"}, "memory_gb"),
+        ({"name": "a", "base": "orin-nx-8gb", "power_range_w": [9, 3]}, "power_range_w"),
+        ({"name": "a", "base": "orin-nx-8gb", "total_rails": []}, "total_rails"),
+        ({"name": "a", "base": "orin-nx-8gb", "modes": [{"name": n, "is_default": True} for n in "xy"]}, "is_default"),
     ],
 )
 def test_a_bad_board_file_is_one_sentence_with_file_and_key(
