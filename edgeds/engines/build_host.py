@@ -18,6 +18,9 @@ Builder = Callable[[Path, Path, Any, Any], Any]
 """(model.onnx, plan to write, BuildOptions, layers of cost.json or None) -> BuildReport."""
 Opener = Callable[[Path], Engine]
 
+OLDEST_SM = 75
+"""TensorRT-RTX knows no GPU older than Turing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildHost:
@@ -43,7 +46,7 @@ class BuildHost:
 def parse_sm(text: str) -> str:
     """``86``, ``8.6``, ``sm86`` or ``sm_120`` as a compute capability, "8.6" or "12.0". Raises SpecError."""
     match = re.fullmatch(r"\s*(?:sm_?)?(\d{1,2})\.?(\d)\s*", text, re.IGNORECASE)
-    if match is None:
+    if match is None or int(match.group(1)) * 10 + int(match.group(2)) < OLDEST_SM:
         raise SpecError(
             f"--rtx {text!r}: expected a GPU's compute capability, as in 86 (Ampere), 89 (Ada), 120 (Blackwell)"
         )
@@ -79,18 +82,18 @@ def find_host(
     if rtx is not None and not facts.is_rtx:
         raise SpecError(f"--rtx builds with TensorRT-RTX, but {facts.product} was given")
     jetson = read_jetson(root)
-    opened, reason = _try_cuda(cuda)
+    here, reason = _find_gpu(cuda, jetson)
     if rtx is not None:
         target = parse_sm(rtx)
-        if opened is not None and identify_device(opened, jetson).compute_capability != target:
-            reason = f"the GPU here ({opened.name}) is not of compute capability {target}"
+        if here is not None and here.compute_capability != target:
+            reason = f"the GPU here ({here.gpu}) is not of compute capability {target}"
         device = DeviceIdentity(gpu=None, compute_capability=target)
-    elif opened is None:
+    elif here is None:
         hint = "; for RTX GPUs engines can be built anywhere: edgeds build BUNDLE --rtx 86" if jetson is None else ""
         raise DeviceError(f"{facts.product} is installed, but engines cannot be built for this machine: {reason}{hint}")
     else:
-        device = identify_device(opened, jetson)
-    where = jetson.describe() if jetson is not None else (opened.name if opened is not None else "no GPU")
+        device = here
+    where = jetson.describe() if jetson is not None else (here.gpu if here is not None else "no GPU")
     return BuildHost(
         product="rtx" if facts.is_rtx else "tensorrt",
         tensorrt=version,
@@ -100,19 +103,23 @@ def find_host(
         options_type=_options_type(),
         fixed={"compute_capabilities": (int(device.compute_capability.replace(".", "")),)} if rtx is not None else {},
         build=_builder(module, quiet=quiet),
-        open_plan=None if reason is not None else _opener(module, opened),
+        open_plan=None if reason is not None else _opener(module, cuda),
         cannot_run=reason,
     )
 
 
-def _try_cuda(cuda: Any) -> tuple[Any, str | None]:
-    """An opened device and None, or None and why there is none."""
+def _find_gpu(cuda: Any, jetson: Jetson | None) -> tuple[DeviceIdentity | None, str | None]:
+    """The GPU and None, or None and why there is none.
+
+    A device opened here is closed again: its context would hold memory that the build in the other process needs.
+    """
     if cuda is not None:
-        return cuda, None
+        return identify_device(cuda, jetson), None
     from edgeds.engines.cuda import open_cuda
 
     try:
-        return open_cuda(), None
+        with open_cuda() as opened:
+            return identify_device(opened, jetson), None
     except DeviceError as error:
         return None, str(error)
 

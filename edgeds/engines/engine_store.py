@@ -175,6 +175,22 @@ def _is_current(path: Path, descriptor: int) -> bool:
         return False
 
 
+def remove_abandoned(store: Path) -> None:
+    """Remove what killed builds of any engine left in ``store``; builds that are still under way are not touched."""
+    for folder in store.glob(".*-*"):
+        lock = store / f"{folder.name.split('-')[0]}.lock"
+        if not folder.is_dir():
+            continue
+        with contextlib.suppress(OSError):
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its builder lives
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.unlink()
+            finally:
+                os.close(descriptor)
+
+
 @contextlib.contextmanager
 def staging_folder(store: Path, fingerprint: str) -> Iterator[Path]:
     """A temporary folder that becomes ``store/fingerprint`` when the block ends well, and vanishes otherwise.

@@ -35,6 +35,7 @@ from edgeds.engines.engine_store import (
     choose_store,
     engine_lock,
     find_serving,
+    remove_abandoned,
     staging_folder,
 )
 from edgeds.engines.fingerprint import EngineKey, engine_key, fingerprint, model_digest
@@ -121,6 +122,7 @@ def install_engine(
         store = choose_store(bundle, cache=cache, need_bytes=need_bytes)
     job = dataclasses.replace(job, notes=(*job.notes, *([store.note] if store.note else [])))
     name = fingerprint(job.key)
+    remove_abandoned(store.folder)
     with engine_lock(store.folder, name, waiting=_say_waiting) as waited:
         if (waited or not force) and (found := find_serving(bundle, job.key, cache=cache)):
             return InstalledEngine(folder=found[0], manifest=found[1], cached=True, notes=(*job.notes, *found[1].notes))

@@ -110,7 +110,7 @@ def test_compute_capabilities_are_read_in_every_spelling(text: str, expected: st
     assert parse_sm(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "ampere", "8", "8.66", "-86", "86;rm"])
+@pytest.mark.parametrize("text", ["", "ampere", "8", "11", "7.4", "8.66", "-86", "86;rm"])
 def test_other_text_is_no_compute_capability(text: str) -> None:
     with pytest.raises(SpecError, match="compute capability"):
         parse_sm(text)

@@ -357,6 +357,17 @@ def test_a_killed_process_leaves_no_engine_and_no_lock(bundle: Bundle, number: s
     assert found.plan.read_bytes() != b"ftrt half"
 
 
+def test_what_killed_builds_of_other_engines_left_is_removed_and_running_ones_are_not(bundle: Bundle) -> None:
+    store = bundle.root / "engines"
+    store.mkdir()
+    for name in ("dead", "alive"):
+        (store / f".{name}-x1").mkdir()
+        (store / f".{name}-x1" / "model.plan").write_bytes(b"ftrt half")
+    with engine_store.engine_lock(store, "alive"):
+        found = install(bundle)
+        assert left_over(bundle) == [".alive-x1", ".alive.lock", found.manifest.fingerprint]
+
+
 def test_latency_keys_are_those_of_the_batcher() -> None:
     from edgeds.runtime.rows import request_key
 
