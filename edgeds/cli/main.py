@@ -50,6 +50,9 @@ examples:
   edgeds VERB --help                                      options and examples of one verb
 """
 
+_signals: list[signal.Signals] = []
+"""What has asked this run to stop."""
+
 INTERRUPTED = 130
 TERMINATED = 143
 BROKEN_PIPE = 141
@@ -58,6 +61,7 @@ BROKEN_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; never raises."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _signals.clear()
     _open_closed_streams()
     _use_lenient_streams()
     verb = "edgeds"
@@ -72,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as error:  # argparse: --help, --version, usage errors
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:
-        print(f"{verb}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _stopped(verb)
     except BrokenPipeError:
         _discard_stdout()  # its reader went away (| head)
         return BROKEN_PIPE
@@ -82,7 +85,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{verb}: error: {error}", file=sys.stderr)
         return 1
     except Exception as error:  # the one place where everything ends up; nothing is swallowed silently
-        return _report(error, verb=verb, debug=debug)
+        # A library may have turned the interruption of its import into an error of its own.
+        return _stopped(verb) if _signals else _report(error, verb=verb, debug=debug)
+
+
+def _stopped(verb: str) -> int:
+    if signal.SIGTERM in _signals:
+        return TERMINATED
+    print(f"{verb}: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def build_parser(verb: str) -> argparse.ArgumentParser:
@@ -110,7 +121,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
     args = build_parser(verb).parse_args(arguments)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_logging(verbose=getattr(args, "verbose", 0), quiet=getattr(args, "quiet", False)))
-        stack.enter_context(_sigterm_cleans_up())
+        stack.enter_context(_signals_clean_up())
         if getattr(args, "json", False):
             stack.enter_context(reserve_stdout())
         code: int = args._run(args)
@@ -220,17 +231,24 @@ def _logging(*, verbose: int, quiet: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_cleans_up() -> Iterator[None]:
-    """Make ``kill PID`` unwind like Ctrl-C, so that temporary files are removed."""
+def _signals_clean_up() -> Iterator[None]:
+    """Make ``kill PID`` unwind like Ctrl-C, so that temporary files are removed, and note both."""
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(number: int, _frame: object) -> None:
+        _signals.append(signal.Signals(number))
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    watched = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        watched.append(signal.SIGINT)  # not where it is ignored, as in a background job of a shell
+    before = {number: signal.signal(number, stop) for number in watched}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,24 +9,29 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from edgeds.errors import EdgedsError
-from edgeds.specs import to_json
 
 _reserved: TextIO | None = None
 
 
 def emit_json(data: Any) -> None:
     """Print one JSON document, indented. Raises ValueError for NaN and infinity, which JSON does not have."""
-    _emit(json.dumps(to_json(data), indent=2, allow_nan=False))
+    _emit(json.dumps(_plain(data), indent=2, allow_nan=False))
 
 
 def emit_line(data: Any) -> None:
     """Print one line of JSON and flush, so that a pipe sees it at once."""
-    _emit(json.dumps(to_json(data), allow_nan=False))
+    _emit(json.dumps(_plain(data), allow_nan=False))
 
 
 def emit_text(text: str, *, end: str = "\n") -> None:
     """Print text for people (or a path alone) to stdout."""
     _emit(text, end=end)
+
+
+def _plain(data: Any) -> Any:
+    from edgeds.specs import to_json  # brings numpy, during whose import Ctrl-C could not be caught by main
+
+    return to_json(data)
 
 
 class StdoutError(EdgedsError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,30 @@ def test_every_reader_of_user_files_refuses_pipes(tmp_path):
         os.mkfifo(tmp_path / name)
         with pytest.raises(error, match="not a regular file"):
             read(tmp_path / name)
+
+
+def test_command_line_starts_without_heavy_imports():
+    """Ctrl-C while numpy is imported must reach main, which answers with one line."""
+    code = "import sys, edgeds.cli.main; print(sorted({'numpy', 'onnx', 'cv2', 'onnxruntime'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_import_is_an_interruption(monkeypatch, capsys, number, code):
+    """onnxruntime turns Ctrl-C during its import into an ImportError; that must not read as 'not installed'."""
+    from edgeds.cli import doctor as verb
+    from edgeds.cli.main import main
+    from edgeds.errors import MissingDependency
+
+    def interrupted_import():
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        except BaseException as error:
+            raise MissingDependency("onnxruntime", extra="cpu", purpose="this") from error
+
+    monkeypatch.setattr(verb, "check_machine", interrupted_import)
+    assert main(["doctor", "-q"]) == code
+    assert "pip install" not in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
