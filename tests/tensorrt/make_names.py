@@ -68,6 +68,10 @@ def dump(module: str) -> dict[str, Any]:
             # One line per overload: "1. set_flag(self: ..., flag: tensorrt...) -> None".
             lines = re.findall(rf"^(?:\d+\. )?{re.escape(member)}\((.*)\) ->", doc, re.MULTILINE)
             members[member] = sorted({_parameters(line) for line in lines}) if lines else None
+        # Some callbacks are not attributes of their class: C++ looks them up by name, and only its text shows them.
+        for member, signature in re.findall(r"^ *def (\w+)\((self[^)]*)\):", cls.__doc__ or "", re.MULTILINE):
+            if member not in members and member != "__init__":
+                members[member] = [_parameters(signature)]
         classes[name] = members
     found["classes"] = classes
     return found

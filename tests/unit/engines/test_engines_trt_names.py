@@ -34,12 +34,13 @@ HOLDS = {
     "config": "IBuilderConfig",
     "parser": "OnnxParser",
     "runtime": "Runtime",
-    "context": "IExecutionContext",
     "inspector": "EngineInspector",
 }
 # Names that hold a TensorRT object in one half only: the build's or the runtime's files.
 HOLDS_IN_BUILD = {"profile": "IOptimizationProfile", "tensor": "ITensor"}
-HOLDS_IN_RUNTIME = {"engine": "ICudaEngine"}
+HOLDS_IN_RUNTIME = {"engine": "ICudaEngine", "raw": "IExecutionContext", "_raw": "IExecutionContext"}
+FIELDS = ("engine", "runtime", "_raw")
+"""Of these, the names that are also fields: ``loaded.engine.name`` is a use of the engine as ``engine.name`` is."""
 
 # Names that some versions lack. Each use is guarded by TrtFacts, hasattr or enum_member.
 OPTIONAL = {
@@ -114,9 +115,8 @@ def symbol_of(node: ast.Attribute, file: str) -> str | None:
         return None
     inner = node.value
     holds = {**HOLDS, **(HOLDS_IN_BUILD if file.startswith("build") else HOLDS_IN_RUNTIME)}
-    # ``loaded.engine.name`` is a use of the engine as ``engine.name`` is.
     name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else ""
-    is_field = isinstance(inner, ast.Attribute) and name in ("engine", "runtime") and not file.startswith("build")
+    is_field = isinstance(inner, ast.Attribute) and name in FIELDS and not file.startswith("build")
     if name in holds and (isinstance(inner, ast.Name) or is_field):
         return f"{holds[name]}.{node.attr}" if holds[name] else node.attr
     if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "trt":
@@ -137,6 +137,8 @@ def test_the_reader_finds_the_uses() -> None:
     found = {use.symbol for use in ALL_USES}
     assert {"Builder", "Builder.create_network", "OnnxParser.parse_from_file", "BuilderFlag.TF32"} <= found
     assert {"IBuilderConfig.set_timing_cache", "INetworkDefinition.num_outputs"} <= found
+    assert {"Runtime.deserialize_cuda_engine", "ICudaEngine.create_execution_context"} <= found
+    assert {"IExecutionContext.execute_async_v3", "IExecutionContext.set_tensor_address"} <= found
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -175,14 +177,27 @@ def fits(call: tuple[int, tuple[str, ...]], signature: str) -> bool:
     return all(text.endswith("=") for text in rest)
 
 
+def callbacks() -> Iterator[tuple[str, str, list[str]]]:
+    """(file, Class.method, parameters) of every method in a class that derives from one of TensorRT's."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef) or not node.bases:
+                continue
+            base = node.bases[0]
+            if isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name) and base.value.id == "trt":
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef) and method.name != "__init__":
+                        yield path.name, f"{base.attr}.{method.name}", [item.arg for item in method.args.args]
+
+
 def test_callbacks_take_the_parameters_that_tensorrt_passes() -> None:
     """Overridden methods are called from C++ by position; their number must be that of the bindings."""
-    tree = ast.parse((ENGINES / "build_monitor.py").read_text(encoding="utf-8"))
-    methods = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    for name in ("phase_start", "step_complete", "phase_finish"):
-        ours = ", ".join(argument.arg for argument in methods[name].args.args)
-        assert list(PARAMETERS[f"IProgressMonitor.{name}"]) == [ours]
-    assert list(PARAMETERS["ILogger.log"]) == ["self, severity, msg"]
+    found = {symbol for _, symbol, _ in callbacks()}
+    assert {"ILogger.log", "IProgressMonitor.step_complete", "IProfiler.report_layer_time"} <= found
+    for file, symbol, ours in callbacks():
+        assert SYMBOLS.get(symbol) == "all", f"{file}: {symbol} is not a callback in every version"
+        for signature in PARAMETERS[symbol]:
+            assert len(signature.split(",")) == len(ours), f"{file}: {symbol} takes ({signature}), not {ours}"
 
 
 def test_the_stand_in_has_no_name_that_tensorrt_lacks() -> None:
