@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import platform
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgeds.engines.base import Engine, check_feeds, default_threads
-from edgeds.errors import BundleError, DeviceError, MissingDependency, ModelError, SpecError
+from edgeds.errors import BundleError, DeviceError, EngineMismatch, MissingDependency, ModelError, SpecError
 
 if TYPE_CHECKING:
     from edgeds.bundle import Bundle
@@ -23,6 +22,7 @@ __all__ = ["Engine", "available_backends", "check_feeds", "default_threads", "op
 
 Precision = Literal["auto", "float", "int8"]
 
+BACKENDS = ("onnxruntime", "tensorrt", "cuda", "null")
 ALIASES = {"cpu": "onnxruntime", "ort": "onnxruntime", "trt": "tensorrt"}
 PRECISIONS = ("auto", "float", "int8")
 SLOW_INT8 = (
@@ -31,15 +31,22 @@ SLOW_INT8 = (
 )
 
 
-def available_backends() -> dict[str, str | None]:
-    """Every backend name with None when it can run here, else the reason why not."""
-    have_ort = importlib.util.find_spec("onnxruntime") is not None
-    return {
-        "onnxruntime": None if have_ort else "onnxruntime is not installed; pip install 'edgeds[cpu]'",
-        "tensorrt": _tensorrt_reason(),
-        "cuda": "edgeds does not run ONNX Runtime's CUDA provider; use onnxruntime (CPU)",
-        "null": None,
-    }
+def available_backends(names: Sequence[str] = BACKENDS) -> dict[str, str | None]:
+    """Every backend name (or those in ``names``) with None when it can run here, else the reason why not."""
+    return {name: _backend_reason(name) for name in names}
+
+
+def _backend_reason(name: str) -> str | None:
+    if name == "onnxruntime":
+        have = importlib.util.find_spec("onnxruntime") is not None
+        return None if have else "onnxruntime is not installed; pip install 'edgeds[cpu]'"
+    if name == "tensorrt":
+        from edgeds.engines.trt_choice import tensorrt_reason
+
+        return tensorrt_reason()
+    if name == "cuda":
+        return "edgeds does not run ONNX Runtime's CUDA provider; use onnxruntime (CPU) or tensorrt"
+    return None
 
 
 def open_engine(
@@ -51,81 +58,109 @@ def open_engine(
 ) -> Engine:
     """Open a model for running.
 
-    ``source`` is an .onnx file, a bundle (folder or zip) or an opened Bundle; a bundle opened here is closed with the
-    engine. On the CPU ``auto`` and ``int8`` take the uint8 variant of an int8 model where the bundle has one.
+    ``source`` is an .onnx file, a TensorRT engine file, a bundle (folder or zip) or an opened Bundle; a bundle opened
+    here is closed with the engine. ``auto`` takes TensorRT when an engine of the bundle is installed for this device,
+    nothing is ever built here. On the CPU ``auto`` and ``int8`` take the uint8 variant of an int8 model where the
+    bundle has one.
 
     Raises SpecError for a bad argument or a precision the bundle does not have, DeviceError or MissingDependency for
-    a named backend that cannot run here, ModelError or BundleError for a source that cannot be read.
+    a named backend that cannot run here, EngineMismatch when TensorRT was named and no engine of the bundle fits,
+    ModelError or BundleError for a source that cannot be read.
     """
     if precision not in PRECISIONS:
         raise SpecError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
-    name, reason = _choose_backend(backend)
-    path, chosen, note, close = _locate(source, precision=precision)
-    reasons = [text for text in (reason, note) if text]
-    options: dict[str, Any] = {
-        "threads": threads,
-        "precision": chosen,
-        "fallback_reason": "; ".join(reasons) or None,
-        "on_close": close,
-    }
-    with contextlib.ExitStack() as on_failure:
-        if close is not None:
-            on_failure.callback(close)
-        engine = _open_onnxruntime(path, options)
-        on_failure.pop_all()
-    return engine if name == "onnxruntime" else _as_null(engine)
-
-
-def _choose_backend(backend: str) -> tuple[str, str | None]:
-    """The backend to use and, for ``auto``, why it is not the preferred one."""
-    backends = available_backends()
     name = ALIASES.get(backend, backend)
-    if name == "auto":
-        if backends["onnxruntime"] is not None:
-            raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU")
-        return "onnxruntime", f"no TensorRT engine ({backends['tensorrt']}), so onnxruntime runs on the CPU"
-    if name not in backends:
-        known = ", ".join(["auto", *backends, *ALIASES])
-        raise SpecError(f"backend {backend!r} is unknown; expected one of {known}")
-    reason = backends[name]
-    if reason is None:
-        return name, None
-    if name == "onnxruntime":
-        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU")
-    raise DeviceError(f"backend {backend!r} was asked for but cannot run here: {reason}")
-
-
-def _tensorrt_reason() -> str:
-    installed = any(importlib.util.find_spec(name) is not None for name in ("tensorrt", "tensorrt_rtx"))
-    if installed:
-        return "TensorRT is installed, but this version of edgeds cannot run TensorRT engines yet"
-    gpu = "" if shutil.which("nvidia-smi") or Path("/etc/nv_tegra_release").exists() else " and no NVIDIA GPU was found"
-    return f"TensorRT is not installed{gpu}; this version of edgeds cannot run TensorRT engines yet"
-
-
-def _locate(
-    source: Path | str | Bundle, *, precision: Precision
-) -> tuple[Path, str | None, str | None, Callable[[], None] | None]:
-    """The model file, its precision when known, a note when it is not the best choice, and what to close."""
     if not isinstance(source, str | Path):
-        path, chosen, note = _pick_model(source, precision=precision)
-        return path, chosen, note, None
+        return _open_bundle(source, name, precision=precision, threads=threads, asked=backend, close=None)
     path = Path(source)
     if not path.exists():
-        raise ModelError(f"{path}: no such file or folder; expected an .onnx model or a bundle")
+        raise ModelError(f"{path}: no such file or folder; expected an .onnx model, an engine file or a bundle")
     if path.is_dir() or path.suffix.lower() == ".zip":
         from edgeds.bundle import open_bundle
 
         with contextlib.ExitStack() as on_failure:
             bundle = on_failure.enter_context(open_bundle(path))
-            path, chosen, note = _pick_model(bundle, precision=precision)
+            engine = _open_bundle(bundle, name, precision=precision, threads=threads, asked=backend, close=bundle.close)
             on_failure.pop_all()
-        return path, chosen, note, bundle.close
+        return engine
     if precision != "auto":
         raise SpecError(
             f"{path}: precision {precision!r} can be chosen only for a bundle; a model file has one precision"
         )
-    return path, None, None, None
+    return _open_file(path, name, threads=threads, asked=backend)
+
+
+def _open_file(path: Path, name: str, *, threads: int | None, asked: str) -> Engine:
+    from edgeds.engines.trt_choice import PLAN_SUFFIXES, open_plan_file
+
+    if path.suffix.lower() in PLAN_SUFFIXES:
+        _check_backend("tensorrt" if name == "auto" else name, asked="tensorrt" if name == "auto" else asked)
+        if name not in ("auto", "tensorrt"):
+            raise ModelError(f"{path}: is a TensorRT engine, which backend {asked!r} cannot run; use tensorrt or auto")
+        return open_plan_file(path)
+    reason = None
+    if name == "auto":
+        reason = f"no TensorRT engine ({_missing_engine('a model file is not one')}), so onnxruntime runs on the CPU"
+        name = "onnxruntime"
+    _check_backend(name, asked=asked)
+    if name == "tensorrt":
+        raise ModelError(
+            f"{path}: TensorRT runs engines that were built from a model; make a bundle of it and run 'edgeds build "
+            "BUNDLE', or give an .engine file"
+        )
+    engine = _open_onnxruntime(path, threads=threads, fallback_reason=reason)
+    return engine if name == "onnxruntime" else _as_null(engine)
+
+
+def _open_bundle(
+    bundle: Bundle,
+    name: str,
+    *,
+    precision: Precision,
+    threads: int | None,
+    asked: str,
+    close: Callable[[], None] | None,
+) -> Engine:
+    """The engine of a bundle. ``close`` belongs to the engine once it is open, and is not called before."""
+    from edgeds.engines.trt_choice import open_installed, tensorrt_reason
+
+    reason = None
+    if name == "auto":
+        reason = tensorrt_reason()
+        if reason is None:
+            try:
+                return open_installed(bundle, precision=precision, on_close=close)
+            except (DeviceError, EngineMismatch, ModelError) as error:
+                reason = str(error)
+        reason = f"no TensorRT engine ({reason}), so onnxruntime runs on the CPU"
+        name = "onnxruntime"
+    _check_backend(name, asked=asked)
+    if name == "tensorrt":
+        return open_installed(bundle, precision=precision, on_close=close)
+    path, chosen, note = _pick_model(bundle, precision=precision)
+    reasons = [text for text in (reason, note) if text]
+    engine = _open_onnxruntime(
+        path, threads=threads, precision=chosen, fallback_reason="; ".join(reasons) or None, on_close=close
+    )
+    return engine if name == "onnxruntime" else _as_null(engine)
+
+
+def _missing_engine(otherwise: str) -> str:
+    from edgeds.engines.trt_choice import tensorrt_reason
+
+    return tensorrt_reason() or otherwise
+
+
+def _check_backend(name: str, *, asked: str) -> None:
+    """Raise unless ``name`` can run here; a backend that was named is never replaced by another."""
+    if name not in BACKENDS:
+        raise SpecError(f"backend {asked!r} is unknown; expected one of {', '.join(['auto', *BACKENDS, *ALIASES])}")
+    reason = available_backends([name])[name]
+    if reason is None:
+        return
+    if name == "onnxruntime":
+        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU")
+    raise DeviceError(f"backend {asked!r} was asked for but cannot run here: {reason}")
 
 
 def _pick_model(bundle: Bundle, *, precision: Precision) -> tuple[Path, str, str | None]:
@@ -141,7 +176,7 @@ def _pick_model(bundle: Bundle, *, precision: Precision) -> tuple[Path, str, str
     raise SpecError(f"precision {precision!r}: the bundle has no such model; it has {', '.join(sorted(models))}")
 
 
-def _open_onnxruntime(path: Path, options: dict[str, Any]) -> Engine:
+def _open_onnxruntime(path: Path, **options: Any) -> Engine:
     from edgeds.engines.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(path, **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgeds.bundle import Bundle
 from edgeds.engines.build_host import BuildHost, find_host
-from edgeds.engines.engine_manifest import EngineManifest, check_host, read_engine_manifest
+from edgeds.engines.engine_manifest import EngineManifest, check_host, check_plan, read_engine_manifest
 from edgeds.engines.engine_store import engine_folders, find_engine
 from edgeds.engines.fingerprint import model_digest
 from edgeds.errors import EngineMismatch
@@ -58,7 +58,9 @@ def explain_missing(bundle: Bundle, *, host: BuildHost, cache: Path | None = Non
     reasons = []
     for folder in engine_folders(bundle, cache=cache):
         try:
-            reasons.append(_mismatch(bundle, read_engine_manifest(folder), host) or f"{folder}: another precision")
+            manifest = read_engine_manifest(folder)
+            check_plan(folder, manifest)
+            reasons.append(_mismatch(bundle, manifest, host) or f"{folder}: another precision")
         except EngineMismatch as error:
             reasons.append(str(error))
     return reasons[0] if reasons else "no engine was built from this bundle on this machine; run 'edgeds build BUNDLE'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -40,10 +41,17 @@ def missing_symbols(library: Path) -> list[str]:
     return sorted(name for name in wanted if f" {name}(" not in SOURCE.read_text(encoding="utf-8"))
 
 
+def simulated_environment(library: Path) -> dict[str, str]:
+    """Environment variables for a process that sees the simulated device: its libcuda and its ``tensorrt``."""
+    tests = Path(__file__).parents[1]
+    paths = [str(tests / "simdevice" / "packages"), str(tests), str(tests.parent)]
+    return {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class SimCuda:
     """Counters, settings and failures of a loaded stand-in."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.path = path
         self.library = ctypes.CDLL(str(path))
         self.library.sim_count.argtypes, self.library.sim_count.restype = (ctypes.c_char_p,), ctypes.c_long

@@ -570,7 +570,7 @@ def make_tensorrt(cuda: SimCuda, *, version: str = "10.3.0") -> types.ModuleType
         "TensorLocation": TensorLocation,
         "TensorFormat": TensorFormat,
         "ExecutionContextAllocationStrategy": Strategy,
-        # Only there: building is not simulated here.
+        # Only there; simbuild has the build half.
         "Builder": object,
         "OnnxParser": object,
         "IBuilderConfig": type("IBuilderConfig", (), {"progress_monitor": None}),
