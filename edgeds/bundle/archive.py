@@ -50,7 +50,8 @@ def unzip_bundle(
 
     archive, folder = Path(archive), Path(folder)
     if not archive.is_file():
-        raise BundleError(f"{archive}: no such file")
+        what = "not a zip file; name the .zip itself" if archive.exists() else "no such file"
+        raise BundleError(f"{archive}: {what}")
     with atomic_dir(folder) as temporary:
         unpack_checked(archive, temporary, max_bytes=max_bytes)
         root = temporary.resolve()

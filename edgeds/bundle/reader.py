@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +14,9 @@ from edgeds.bundle.archive import MAX_BUNDLE_BYTES, unpack_checked
 from edgeds.bundle.check import check_preprocess, compare_files
 from edgeds.bundle.golden import read_golden
 from edgeds.bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, Manifest, read_manifest
+from edgeds.bundle.unpacked import TemporaryUnpack
 from edgeds.errors import BundleError, SpecError
+from edgeds.files import real_path
 
 if TYPE_CHECKING:
     from edgeds.preproc import ImagePreprocess
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 class Bundle:
     """A checked bundle on disk. A context manager; ``close()`` removes what a zip was unpacked to."""
 
-    def __init__(self, root: Path, manifest: Manifest, *, temporary: bool = False, source: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, manifest: Manifest, *, unpacked: TemporaryUnpack | None = None, source: Path | None = None
+    ) -> None:
         self.root = root
         self.manifest = manifest
         self.source = source or root
         self._closed = False
         # A forgotten bundle still removes its temporary folder, when it is collected or at exit.
-        self._cleanup = weakref.finalize(self, shutil.rmtree, root, True) if temporary else None
+        self._cleanup = weakref.finalize(self, unpacked.remove) if unpacked is not None else None
 
     def path(self, name: str) -> Path:
         """Absolute path of a listed file. Raises BundleError for a name the manifest does not list."""
@@ -102,23 +104,23 @@ def open_bundle(path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BU
     if not path.exists():
         raise BundleError(f"{path}: no such file or folder; give a bundle folder or its .zip")
     if path.is_dir():
-        return _open_folder(path.resolve(), source=path, quiet=quiet)
+        return _open_folder(real_path(path), source=path, quiet=quiet)
     if not path.is_file():
         raise BundleError(f"{path}: neither a folder nor a regular file")
-    folder = Path(tempfile.mkdtemp(prefix="edgeds-bundle-")).resolve()
+    unpacked = TemporaryUnpack()
     with contextlib.ExitStack() as on_failure:  # also Ctrl-C must not leave gigabytes in the temporary folder
-        on_failure.callback(shutil.rmtree, folder, ignore_errors=True)
-        unpack_checked(path, folder, max_bytes=max_bytes)
-        bundle = _open_folder(folder, source=path, quiet=quiet, temporary=True)
+        on_failure.callback(unpacked.remove)
+        unpack_checked(path, unpacked.root, max_bytes=max_bytes)
+        bundle = _open_folder(unpacked.root, source=path, quiet=quiet, unpacked=unpacked)
         on_failure.pop_all()
     return bundle
 
 
-def _open_folder(root: Path, *, source: Path, quiet: bool, temporary: bool = False) -> Bundle:
+def _open_folder(root: Path, *, source: Path, quiet: bool, unpacked: TemporaryUnpack | None = None) -> Bundle:
     manifest = read_manifest(root)
     for problem in compare_files(root, manifest, quiet=quiet):
         raise BundleError(f"{source}: {problem}")
-    return Bundle(root, manifest, temporary=temporary, source=source)
+    return Bundle(root, manifest, unpacked=unpacked, source=source)
 
 
 def as_bundle(source: Bundle | Path | str) -> Bundle:

@@ -72,6 +72,8 @@ def open_detection_dataset(
     root = Path(root)
     if not root.exists():
         raise SpecError(f"{root}: no such file or folder; pass a folder with images/ and labels/, or COCO json")
+    if not root.is_dir() and not root.is_file():
+        raise SpecError(f"{root}: is a pipe or device; pass a folder with images/ and labels/, or COCO json")
     if limit is not None and (isinstance(limit, bool) or limit < 1):
         raise SpecError(f"limit {limit!r}: must be at least 1")
     coco = _find_coco(root, split)

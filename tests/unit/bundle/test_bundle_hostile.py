@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -367,3 +370,32 @@ def test_broken_golden_samples_are_a_problem(bundle: Path) -> None:
     assert [problem.file for problem in verify_bundle(bundle)] == ["golden.npz"]
     with open_bundle(bundle) as opened, pytest.raises(BundleError, match="golden"):
         opened.golden()
+
+
+def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    """SIGKILL leaves an unpacked zip behind; live ones, foreign files and links stay."""
+    from edgeds.bundle import unpacked
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal, tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
+        "from edgeds.bundle.unpacked import TemporaryUnpack\n"
+        "kept = TemporaryUnpack(); (kept.root / 'big').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    left = next(tmp_path.glob("edgeds-bundle-*"))
+    assert (left / "content" / "big").exists()
+    (tmp_path / "edgeds-bundle-link").symlink_to(tmp_path)
+    (tmp_path / "edgeds-bundle-file").write_text("")
+    first = unpacked.TemporaryUnpack()
+    second = unpacked.TemporaryUnpack()
+    assert not left.exists()
+    assert first.root.is_dir()
+    first._pid += 1  # as in a forked child
+    first.remove()
+    assert first.root.is_dir()
+    first._pid -= 1
+    first.remove()
+    second.remove()
+    second.remove()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["edgeds-bundle-file", "edgeds-bundle-link"]
