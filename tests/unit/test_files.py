@@ -1,6 +1,7 @@
 """Files: nothing half-written, nothing outside, strict JSON, hostile archives refused."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -368,3 +369,24 @@ def test_link_to_a_folder_is_followed_and_a_loop_is_refused(tmp_path: Path) -> N
     assert (tmp_path / "real" / "file").exists()
     with pytest.raises(SpecError, match="exists"), atomic_dir(tmp_path / "loop"):
         pass
+
+
+def test_full_disk_names_what_was_to_be_written(tmp_path: Path) -> None:
+    """write() fails without a file name; a user must learn which disk is full."""
+
+    def fill(error: OSError) -> None:
+        with atomic_path(tmp_path / "out.txt"):
+            raise error
+
+    with pytest.raises(OSError, match=r"No space left.*out\.txt"):
+        fill(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(BrokenPipeError):
+        fill(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+
+    def fill_folder() -> None:
+        with atomic_dir(tmp_path / "folder"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left.*folder"):
+        fill_folder()
+    assert list(tmp_path.iterdir()) == []

