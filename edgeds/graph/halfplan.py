@@ -82,6 +82,8 @@ def plan_half(view: GraphView, *, keep: Sequence[str] = (), peaks: Mapping[str, 
         if node.op_type in ("TopK", "NonMaxSuppression"):
             before = scan.upstream([node], lambda item: item.op_type in _SCORE_OPS)
             plan.keep(before, f"its scores are ordered by {node.op_type}")
+        if node.op_type in ("ScatterElements", "ScatterND") and attributes(node).get("reduction", b"none") != b"none":
+            plan.keep([node], "long sums lose digits")
         if node.op_type in ("ReduceL2", "ReduceSumSquare"):
             plan.keep(scan.guarded([node]), f"uses the norm of {node.name!r}")
         if node.op_type == "Pow" and scan.may_overflow(node):

@@ -82,6 +82,8 @@ def convert_float16(
     if isinstance(keep, str):
         raise SpecError(f"keep {keep!r}: give a list of node names")
     peaks = peaks_of(ranges or {})
+    if not main_opset(model):
+        raise ModelError("the model imports no default operator set, so it holds nothing to convert to float16")
     folded = fold_constants(model)
     keep = _still_there(keep, model, folded)
     view, plan = _planned(folded, keep, peaks)

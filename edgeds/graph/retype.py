@@ -21,11 +21,11 @@ _ELEM = {FLOAT32: TensorProto.FLOAT, FLOAT16: TensorProto.FLOAT16}
 
 _TYPE_STAYS = frozenset(
     {"ConstantOfShape", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "EyeLike"}
-    | {"Multinomial", "Bernoulli", "Optional", "OptionalGetElement"}
+    | {"Multinomial", "Bernoulli", "Optional", "OptionalGetElement", "BitCast", "MelWeightMatrix"}
 )
-"""Operators whose result type is an attribute, or hidden in a container: left as they are."""
+"""Operators whose result type is an attribute, a matter of bits, or hidden in a container: left as they are."""
 _READS_ANY = frozenset({"Shape", "Size"})
-_UNTOUCHED_INPUTS = {"Resize": (1,), "Upsample": (1,), "Dropout": (1,)}
+_UNTOUCHED_INPUTS = {"Resize": (1,), "Upsample": (1,), "Dropout": (1,), "OneHot": (1,)}
 """Inputs with a type of their own that TensorRT wants as float32 or does not read."""
 
 

@@ -21,7 +21,8 @@ from edgeds.graph.shapes import infer_shapes, infer_types
 FLOAT_TYPES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 _MAY_MIX = frozenset(
-    {"If", "Loop", "Scan", "Resize", "Upsample", "CastLike", "Dropout", "NonMaxSuppression", "DequantizeLinear"}
+    {"If", "Loop", "Scan", "Resize", "Upsample", "CastLike", "Dropout", "NonMaxSuppression", "OneHot"}
+    | {"DequantizeLinear"}
 )
 """Operators with floating-point inputs whose types TensorRT reads independently of each other."""
 

@@ -398,6 +398,32 @@ def test_clip_limits_of_float32_saturate_instead_of_becoming_infinite():
     assert all(np.isfinite(array).all() for array in constants(check(report.model)).values())
 
 
+def test_operators_whose_types_are_their_own_are_left_alone():
+    w = {
+        "i": np.array([[0, 1]], np.int64),
+        "depth": const(4.0),
+        "values": const([0, 1]),
+        "base": np.zeros((2, 2), np.float32),
+    }
+    nodes = [
+        node("OneHot", ["i", "depth", "values"], ["h"], "one_hot"),
+        node("ScatterElements", ["base", "i", "x"], ["s"], "scatter", reduction="add"),
+        node("RandomNormal", [], ["r"], "noise", shape=[2, 2]),
+        node("Add", ["s", "r"], ["y"], "add"),
+    ]
+    outputs = [value("h", [1, 2, 4]), value("y", [2, 2])]
+    report = convert_float16(build(nodes, [value("x", [1, 2])], outputs, w, opset=18))
+    check(report.model)
+    assert kept(report)["scatter"] == "long sums lose digits"
+    run(report.model, {"x": image(1, 2)})
+    bare = build(
+        [node("Binarizer", ["x"], ["y"], "b", domain="ai.onnx.ml", threshold=0.5)], [value("x", [2])], [value("y", [2])]
+    )
+    bare.opset_import[0].domain, bare.opset_import[0].version = "ai.onnx.ml", 1
+    with pytest.raises(ModelError, match="nothing to convert"):
+        to_float16(bare)
+
+
 def test_outputs_that_feed_other_nodes_or_are_weights_keep_their_names():
     nodes = [node("Relu", ["x"], ["a"], "r1"), node("Add", ["a", "w"], ["b"], "add")]
     outputs = [value("a", [2]), value("b", [2]), value("w", [2])]
