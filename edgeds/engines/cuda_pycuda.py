@@ -7,6 +7,7 @@ handles. PyCUDA's objects free themselves when they are collected; the tables he
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,10 @@ class PycudaDriver:
     name = "pycuda"
 
     def __init__(self, library: str | None = None) -> None:
-        import pycuda.driver
+        with warnings.catch_warnings():
+            # A PyCUDA that does not fit the driver warns first, then raises ImportError; the error says enough.
+            warnings.simplefilter("ignore")
+            import pycuda.driver
 
         self._drv: Any = pycuda.driver
         self._raw = CtypesDriver(library)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from simdevice import models
-from simdevice.simcuda import simulated_environment
+from simdevice.simcuda import build_library, missing_symbols, simulated_environment
 from simdevice.simtrt import make_tensorrt, write_plan
 
 from edgeds.doctor_proof import write_proof_bundle
@@ -23,7 +24,7 @@ from edgeds.engines.onnxruntime import OnnxRuntimeEngine
 from edgeds.engines.tensorrt import TensorRTEngine
 from edgeds.pipelines.yolo import YoloPipeline
 
-SIDE_PX = 64
+ROOT = Path(__file__).parents[3]
 METADATA = {"names": "{0: 'red', 1: 'green'}", "task": "detect", "stride": "8"}
 
 
@@ -175,3 +176,57 @@ def test_auto_takes_an_installed_engine_and_says_when_there_is_none(simcuda_libr
     assert damaged["auto"][0] == "onnxruntime"
     assert "cut short" in damaged["auto"][2]
     assert "cut short" in damaged["tensorrt"]
+
+
+def test_the_script_for_boards_runs_on_the_simulated_device(simcuda_library):
+    """tests/device with -m gpu: so that the first person with a board meets a script that works."""
+    command = [sys.executable, "-m", "pytest", "tests/device", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    environment = simulated_environment(simcuda_library.path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
+
+
+ENGINE = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+import tensorrt
+from edgeds.engines.cuda import open_cuda
+from edgeds.engines.onnxruntime import OnnxRuntimeEngine
+from edgeds.engines.tensorrt import RunOptions, TensorRTEngine
+name, plan, onnx = sys.argv[1:4]
+shapes = [(1, 3, 8, 8), (4, 3, 8, 8), (2, 3, 20, 24)]
+with OnnxRuntimeEngine(onnx, threads=1) as cpu:
+    for integrated in (1, 0):
+        tensorrt.sim.cuda.set(integrated=integrated)
+        with open_cuda(driver=name) as cuda, TensorRTEngine(plan, cuda=cuda, options=RunOptions(lanes=2)) as engine:
+            assert cuda.driver.name == name
+            def work(mark):
+                for turn in range(12):
+                    x = np.full(shapes[turn % 3], mark, np.float32)
+                    got, want = engine.infer({"x": x}), cpu.infer({"x": x})
+                    assert all((got[key] == want[key]).all() for key in want)
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(work, range(4)))
+            assert engine.stats().graph_runs > 0, engine.stats()
+assert tensorrt.sim.violations == [], tensorrt.sim.violations
+print({key: value for key, value in tensorrt.sim.cuda.live().items() if value}, tensorrt.sim.live)
+"""
+
+
+@pytest.mark.parametrize(("name", "module"), [("cuda-bindings", "cuda"), ("pycuda", "pycuda"), ("ctypes", "ctypes")])
+def test_the_engine_runs_on_every_cuda_binding(simcuda_library, tmp_path, name, module):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{name} is not installed")
+    library = simcuda_library.path
+    if name == "pycuda":
+        (extension,) = Path(importlib.util.find_spec(module).origin).parent.glob("_driver*.so")
+        library = build_library(tmp_path, also=missing_symbols(extension))
+    onnx = models.conv_model(tmp_path / "conv.onnx")
+    plan = write_plan(tmp_path / "conv.plan", onnx, profiles=models.CONV_PROFILES)
+    environment = {**simulated_environment(library), "LD_PRELOAD": str(library)}
+    command = [sys.executable, "-c", ENGINE, name, str(plan), str(onnx)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "{} {'runtimes': 0, 'engines': 0, 'contexts': 0}"
