@@ -11,6 +11,7 @@ outside which the activation moves by less than half of its consumer's step, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,10 +71,13 @@ def cpu_tensors(view: GraphView, plan: QdqPlan) -> tuple[str, ...]:
     return tuple(extra)
 
 
-def to_cpu_variant(model: ModelProto, ranges: Mapping[str, TensorRange]) -> ModelProto:
+def to_cpu_variant(
+    model: ModelProto, ranges: Mapping[str, TensorRange], *, float_convolutions: AbstractSet[str] = frozenset()
+) -> ModelProto:
     """Return the uint8 form of a model written by ``insert_qdq``. Runs on ONNX Runtime only (one fused contrib op).
 
-    Convolutions whose output has no usable range keep the quantized numbers but compute in float.
+    Convolutions whose output has no usable range keep the quantized numbers but compute in float, as do those named
+    in ``float_convolutions``.
     """
     view = GraphView(model)
     pairs, scales = _to_uint8(view)
@@ -83,7 +87,8 @@ def to_cpu_variant(model: ModelProto, ranges: Mapping[str, TensorRange]) -> Mode
         if weight is None or operands[0] is None:
             continue
         if node.op_type == "Conv":
-            output = _output_range(view, node.output[0], scales, ranges)
+            named = node.name in float_convolutions
+            output = None if named else _output_range(view, node.output[0], scales, ranges)
             if output is None or not operands[0].is_float32:  # no integer kernels around float16
                 _use_float_weights(view, node, weight)
             else:

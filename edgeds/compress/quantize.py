@@ -11,14 +11,15 @@ import numpy as np
 from onnx import ModelProto
 
 from edgeds.compress.calibset import CalibrationSet, Feeds
-from edgeds.compress.cpu_variant import cpu_tensors, to_cpu_variant
+from edgeds.compress.cpu_fit import CpuFitted, fit_cpu_variant
+from edgeds.compress.cpu_variant import cpu_tensors
 from edgeds.compress.fit import FitSettings, Fitted, choose_method, fit_model, usable_plan
 from edgeds.compress.placement import QdqPlan, Selection, plan_placement
 from edgeds.compress.qdq import FLOAT16_OPSET, PER_AXIS_OPSET
 from edgeds.compress.rangefind import FoundRanges, RangeSettings, find_ranges, model_digest
 from edgeds.compress.ranges import SAMPLED_ELEMENTS, RangeTable, save_ranges
 from edgeds.compress.tail import EMPTY_TAIL, WEIGHTED_OPS, find_detector_tail
-from edgeds.compress.verify import Comparison, LayerComparison, OutputComparison, check_scores, compare_models
+from edgeds.compress.verify import LayerComparison, OutputComparison, check_scores
 from edgeds.errors import CalibrationError, ModelError, SpecError
 from edgeds.files import real_path, refuse_special, write_json
 from edgeds.graph.cost import count_cost
@@ -153,14 +154,19 @@ def quantize_model(
         settings=FitSettings(dedicated=dedicated, bias_correction=bias_correction, threads=threads),
     )
     check_scores(fitted.comparison)
-    cpu_model = cpu_comparison = None
+    cpu = None
     if places.cpu is not None:
-        cpu_model = to_cpu_variant(fitted.model, found.table.tensors)
-        cpu_comparison = compare_models(model, cpu_model, found.feeds[:CHECKED_SAMPLES], threads=threads)
-        check_scores(cpu_comparison)
-    report = _report(places, model, fitted, found=found, cpu=cpu_comparison, methods=methods)
+        cpu = fit_cpu_variant(
+            model,
+            fitted.model,
+            ranges=found.table.tensors,
+            feeds=found.feeds[:CHECKED_SAMPLES],
+            target_db=fitted.comparison.sqnr_db,
+            threads=threads,
+        )
+    report = _report(places, model, fitted, found=found, cpu=cpu, methods=methods)
     report = replace(report, seconds=time.perf_counter() - started)
-    _write_all(places, fitted.model, cpu_model, table=found.table, report=report)
+    _write_all(places, fitted.model, cpu.model if cpu is not None else None, table=found.table, report=report)
     return report
 
 
@@ -242,7 +248,7 @@ def _report(
     fitted: Fitted,
     *,
     found: FoundRanges,
-    cpu: Comparison | None,
+    cpu: CpuFitted | None,
     methods: dict[str, float | None],
 ) -> QuantizeReport:
     plan, table, checked = fitted.plan, found.table, found.feeds[:CHECKED_SAMPLES]
@@ -259,14 +265,25 @@ def _report(
         quantized_nodes=len(plan.nodes),
         float_nodes=tuple(FloatNode(node=name, reason=reason) for name, reason in plan.float_nodes.items()),
         sqnr_db=fitted.comparison.sqnr_db,
-        cpu_sqnr_db=cpu.sqnr_db if cpu is not None else None,
+        cpu_sqnr_db=cpu.comparison.sqnr_db if cpu is not None else None,
         outputs=fitted.comparison.outputs,
         layers=fitted.comparison.layers,
         weights_bytes_float=weight_bytes(model),
         weights_bytes_int8=weight_bytes(fitted.model),
         methods=methods,
-        notes=(*plan.notes, *found.notes),
+        notes=(*plan.notes, *found.notes, *_cpu_notes(cpu)),
         checked_feeds=tuple(checked),
+    )
+
+
+def _cpu_notes(cpu: CpuFitted | None) -> tuple[str, ...]:
+    if cpu is None or not cpu.float_convolutions:
+        return ()
+    names = cpu.float_convolutions
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"CPU form: output of {len(names)} convolutions kept in float, since 8 bits for all channels lose the small "
+        f"ones: {shown}",
     )
 
 
