@@ -8,7 +8,9 @@ every call to an owner thread would cost more than the call. In serving the sess
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -91,14 +93,19 @@ class TensorRTEngine:
                 self.path, trt=trt, cuda=self.cuda, specs=specs, options=options, stack=stack
             )
             self._derive = self._check_derive(derive or {})
-            self._on_exit = stack.pop_all()
-        self._on_close = on_close
+            if on_close is not None:
+                # Runs last: an exit stack undoes in reverse order.
+                outer = contextlib.ExitStack()
+                outer.callback(on_close)
+                outer.push(stack.pop_all())
+                stack = outer
+            # A forgotten engine gives its memory back when it is collected, or before the interpreter leaves.
+            self._finalizer = weakref.finalize(self, _close_all, stack.pop_all(), os.getpid())
         self.metadata = self._opened.metadata
         self._profiles = self._opened.machine.profiles
         self._lock = threading.Lock()
         self._closed = False
         self._broken: str | None = None
-        self._calls = 0
         self._workers = options.lanes
         self._pool: ThreadPoolExecutor | None = None
         self._plans: dict[tuple[object, ...], ShapePlan] = {}
@@ -130,7 +137,6 @@ class TensorRTEngine:
         pool = self._opened.pool
         lane = pool.borrow()
         try:
-            self._calls += 1
             return lane.run(self._find_plan(lane, full), full)
         except BaseException as error:
             if isinstance(error, CudaCallError) and error.is_sticky:
@@ -188,13 +194,13 @@ class TensorRTEngine:
         """Counters and sizes at this moment."""
         opened = self._opened
         return EngineStats(
-            calls=self._calls,
+            calls=opened.rules.calls,
             graph_runs=opened.rules.graph_runs,
             lanes=opened.pool.count,
             graphs=sum(lane.graph_count for lane in opened.pool.lanes),
             scratch_bytes=opened.machine.scratch_bytes,
             zero_copy=opened.rules.zero_copy,
-            graph_problem=opened.rules.graph_problem,
+            graph_problem=opened.rules.graph_problem or (None if opened.rules.graph_runs else opened.rules.graph_note),
         )
 
     def close(self) -> None:
@@ -206,11 +212,7 @@ class TensorRTEngine:
         if pool is not None:
             pool.shutdown(wait=True)
         if first:
-            try:
-                self._on_exit.close()
-            finally:
-                if self._on_close is not None:
-                    self._on_close()
+            self._finalizer()
 
     def __enter__(self) -> TensorRTEngine:
         return self
@@ -297,3 +299,8 @@ class TensorRTEngine:
         if nbytes > buffer.nbytes:
             raise SpecError(f"bind: input {name!r} needs {nbytes} bytes, its buffer has {buffer.nbytes}")
         return Bound(address=buffer.address, nbytes=buffer.nbytes, shape=wanted)
+
+
+def _close_all(stack: contextlib.ExitStack, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child the device is still the parent's
+        stack.close()

@@ -116,10 +116,11 @@ class LiveContext:
             if not self._raw.execute_async_v3(self._machine.compute):
                 raise runtime_error(tap, where=self._machine.where, what="inference could not be started")
 
-    def check_capturable(self) -> None:
-        """Raise DeviceError when TensorRT knows that its work cannot be captured; not all versions can tell."""
-        if hasattr(self._raw, "is_stream_capturable") and not self._raw.is_stream_capturable(self._machine.compute):
-            raise DeviceError("TensorRT says that this engine cannot be captured")
+    def is_capturable(self) -> bool:
+        """False when TensorRT knows that its work cannot be captured now; only TensorRT-RTX can tell."""
+        if not hasattr(self._raw, "is_stream_capturable"):
+            return True
+        return bool(self._raw.is_stream_capturable(self._machine.compute))
 
     def close(self) -> None:
         """Free it. Its work must be done."""

@@ -22,13 +22,14 @@ from edgeds.engines.trt_context import LiveContext, Machine, make_allocator
 from edgeds.engines.trt_io import Profile, Shape
 from edgeds.engines.trt_layers import LayerClock
 from edgeds.engines.trt_plan import LaneRules, Ready, ShapePlan, drop_graph
-from edgeds.errors import CudaError, DeviceError, InputError
+from edgeds.errors import DeviceError, InputError
 
 LOGGER = logging.getLogger("edgeds.tensorrt")
 
 MAX_PREPARED = 64
 MAX_GRAPHS = 16
 CAPTURE_AT_USE = 2
+CAPTURE_RETRY_USES = 50
 
 
 class Lane:
@@ -110,6 +111,7 @@ class Lane:
             yield
         finally:
             self._rules.graph_problem = held
+            self.forget()
             with self._machine.cuda.current():
                 self._contexts.pop(profile).close()  # a context with a profiler waits after each run
                 self._wired.pop(profile, None)
@@ -122,7 +124,7 @@ class Lane:
             with cuda.current():
                 cuda.driver.sync_stream(self._copy.handle)
                 cuda.driver.sync_stream(self._machine.compute)
-        except CudaError as error:
+        except DeviceError as error:
             LOGGER.warning("%s: after a failure: %s", self._machine.where, error)
         self._wired = dict.fromkeys(self._wired)
 
@@ -193,6 +195,7 @@ class Lane:
         return ready
 
     def _enqueue(self, ready: Ready) -> None:
+        self._rules.calls += 1
         driver, compute, copy = self._machine.cuda.driver, self._machine.compute, self._copy.handle
         if ready.copies_in:
             for device, host, nbytes in ready.copies_in:
@@ -216,10 +219,10 @@ class Lane:
             self._rules.graph_runs += 1
             return
         ready.uses += 1
-        if ready.uses >= CAPTURE_AT_USE and self._rules.graph_problem is None and not ready.plan.is_data_dependent:
+        index = ready.plan.profile.index
+        if ready.uses >= CAPTURE_AT_USE and self._may_capture(ready, index):
             self._capture(ready)
             return
-        index = ready.plan.profile.index
         if self._wired.get(index) is not ready:
             self._wire(self.context(index), ready)
             self._wired[index] = ready
@@ -242,6 +245,16 @@ class Lane:
                 if -1 in shape:
                     context.set_allocator(name, self._allocator)
 
+    def _may_capture(self, ready: Ready, profile: int) -> bool:
+        if self._rules.graph_problem is not None or ready.plan.is_data_dependent:
+            return False
+        if profile not in self._contexts or self._contexts[profile].is_capturable():
+            return True
+        # TensorRT-RTX compiles kernels for a shape while the first calls run; later it may say yes.
+        self._rules.graph_note = "TensorRT says that this engine cannot be captured"
+        ready.uses = CAPTURE_AT_USE - CAPTURE_RETRY_USES
+        return False
+
     def _capture(self, ready: Ready) -> None:
         """Run once in a context of its own, then record the same run as a graph for the next calls."""
         machine = self._machine
@@ -250,7 +263,6 @@ class Lane:
         self._wire(context, ready)
         context.execute()  # also does what TensorRT puts off until the first run with new shapes
         try:
-            context.check_capturable()
             ready.graph = machine.cuda.graph(machine.compute, context.execute)
         except DeviceError as error:
             self._rules.graph_problem = f"CUDA graphs are off: {error}"

@@ -43,12 +43,17 @@ class Ready:
 
 @dataclass(kw_only=True)
 class LaneRules:
-    """How lanes work; shared and changed by the engine. ``graph_problem`` says why graphs are off."""
+    """How lanes work; shared and changed by the engine, counters under the GPU lock.
+
+    ``graph_problem`` says why graphs are off for good, ``graph_note`` why there were none so far.
+    """
 
     zero_copy: bool
     graph_problem: str | None
     largest: dict[str, int]
     bound: dict[str, Bound] = field(default_factory=dict)
+    graph_note: str | None = None
+    calls: int = 0
     graph_runs: int = 0
 
 

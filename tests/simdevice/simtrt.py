@@ -49,10 +49,13 @@ def write_plan(
     version: str = "10.3.0",
     capability: Sequence[int] = (8, 7),
     scratch_bytes: int = 4096,
-    capturable: bool = True,
+    capturable: bool | str = True,
     overrides: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Path:
-    """Write a plan: ``profiles`` give (min, opt, max) of every dynamic input, ``values`` of inputs read by the CPU."""
+    """Write a plan: ``profiles`` give (min, opt, max) of every dynamic input, ``values`` of inputs read by the CPU.
+
+    ``capturable`` False says no beforehand (as only RTX can), "fails" breaks the capture.
+    """
     manifest = {
         "onnx": str(Path(onnx).resolve()),
         "profiles": [dict(profile) for profile in profiles],
@@ -338,7 +341,7 @@ class Context:
             self.sim.log("ERROR", f"IExecutionContext::enqueueV3: Error Code 3: API Usage Error ({problem})")
             return False
         capturing = self.sim.is_capturing(stream)
-        if capturing and (self.engine.manifest["data_dependent"] or not self.engine.manifest["capturable"]):
+        if capturing and (self.engine.manifest["data_dependent"] or self.engine.manifest["capturable"] is not True):
             self.sim.cuda.library.cuStreamSynchronize(stream)  # what real engines do here breaks the capture
             self.sim.log("ERROR", "IExecutionContext::enqueueV3: Error Code 1: Cuda Runtime (operation not permitted)")
             return False
@@ -544,6 +547,11 @@ def make_tensorrt(cuda: SimCuda, *, version: str = "10.3.0") -> types.ModuleType
                 manifest = json.loads(data[len(MAGIC) :]) if data[: len(MAGIC)] == MAGIC else None
             except ValueError:
                 manifest = None
+            if sim.fail_next == "load":
+                sim.fail_next = None
+                sim.log("ERROR", "[defaultAllocator.cpp::allocate] Error Code 1: Cuda Runtime (out of memory)")
+                sim.log("ERROR", "Requested amount of GPU memory (1610612736 bytes) could not be allocated.")
+                return None
             if manifest is None:
                 sim.log("ERROR", "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (size does not match)")
                 return None

@@ -6,6 +6,7 @@ would be undefined on a GPU is a violation, and every test here must end without
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -316,16 +317,33 @@ def test_what_tensorrt_refuses_is_told_with_its_reason(conv, simcuda, trt, refer
         check_equal(engine.infer({"x": x}), reference.infer({"x": x}))
 
 
-def test_an_engine_that_cannot_be_captured_runs_without_graphs(folder, simcuda, trt, reference):
+@pytest.mark.parametrize("capturable", [False, "fails"])
+def test_an_engine_that_cannot_be_captured_runs_without_graphs(folder, simcuda, trt, reference, capturable):
     plan = write_plan(
-        folder / "nocapture.plan", folder / "reference.onnx", profiles=models.CONV_PROFILES, capturable=False
+        folder / "nocapture.plan", folder / "reference.onnx", profiles=models.CONV_PROFILES, capturable=capturable
     )
     x = image(0, 2, 3, 8, 8)
     with open_sim(plan, simcuda, trt) as engine:
-        for _ in range(5):
+        for _ in range(60):
             check_equal(engine.infer({"x": x}), reference.infer({"x": x}))
-        assert "cannot be captured" in engine.stats().graph_problem
+        assert re.search("cannot be captured|graphs are off", engine.stats().graph_problem)
         assert engine.stats().graphs == 0
+        if not capturable:  # and when TensorRT changes its mind
+            engine._opened.machine.loaded.engine.manifest["capturable"] = True
+            for _ in range(60):
+                check_equal(engine.infer({"x": x}), reference.infer({"x": x}))
+            assert engine.stats().graphs == 1
+            assert engine.stats().graph_problem is None
+
+
+def test_a_forgotten_engine_gives_everything_back(conv, simcuda, trt, cuda):
+    before = cuda.open_count
+    engine = TensorRTEngine(conv, trt=trt, cuda=cuda)
+    engine.infer({"x": image(0, 1, 3, 8, 8)})
+    del engine
+    gc.collect()
+    assert cuda.open_count == before
+    assert trt.sim.live == NOTHING
 
 
 @KINDS
@@ -505,6 +523,8 @@ def test_plans_that_cannot_be_used_are_told_apart(conv, folder, simcuda, trt, cu
         fails(odd, ModelError, text)
     trt.sim.fail_next = "context"
     fails(conv, OutOfMemory, "no execution context")
+    trt.sim.fail_next = "load"  # B106: weights are one allocation of TensorRT's
+    fails(conv, OutOfMemory, r"not enough memory for an engine of .* MiB free.*L4T 36\.4\.7")
 
 
 def test_plans_with_the_ultralytics_header_are_read(conv, folder, simcuda, trt, reference):
