@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method",
         choices=("minmax", "percentile", "entropy", "mse", "auto"),
-        default="percentile",
+        default="mse",
         help="how a tensor's range is chosen (default %(default)s); auto compares them on held-out samples",
     )
     parser.add_argument(

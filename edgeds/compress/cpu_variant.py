@@ -208,10 +208,10 @@ def _range_source(
     """Where the 8-bit range of a convolution's output comes from.
 
     Either the name of a tensor whose own range is needed, or (activation, tensors whose scales it must serve). None
-    when a layer that was left in float reads the values: rounding its input would undo what float was chosen for.
+    when the values leave the graph, or a layer that was left in float reads them: TensorRT does not round those either.
     """
     activation, after = _activation_of(view, tensor)
-    if any(_reads_in_float(view, node, after, covered) for node in view.consumers(after)):
+    if view.is_output(after) or any(_reads_in_float(view, node, after, covered) for node in view.consumers(after)):
         return None
     if activation == "other":
         return tensor

@@ -30,9 +30,9 @@ from edgeds.graph.proto import each_graph, weight_bytes
 from edgeds.graph.view import GraphView
 from edgeds.specs import to_json
 
-DEFAULT_METHOD = "percentile"
+DEFAULT_METHOD = "mse"
 DEFAULT_PERCENTILE = 99.999
-"""Measured on yolo11n: keeps mAP at 320 and 640 px, where 99.99 clips box and score features (docs/benchmarks.md)."""
+"""For the percentile method: on yolo11n 99.99 clips features of boxes and scores (docs/benchmarks.md)."""
 
 CHECKED_SAMPLES = 2
 """Of the feeds kept after calibration (they serve bias correction) the first so many are compared with float."""

@@ -27,7 +27,7 @@ from edgeds.specs import to_json
 AUTO = "auto"
 """Not a method of its own: all are compared on samples held out of calibration, the best one is used."""
 
-KEPT_SAMPLES = 8
+KEPT_SAMPLES = 16
 """Feeds held in memory after calibration, for bias correction and for the comparison with float."""
 
 _HELD_OUT_EVERY = 8

@@ -35,7 +35,11 @@ FATAL_WARNINGS = re.compile(r"not self-consistent|Defaulting to INT8 instead", r
 MAX_LINES = 200_000
 """Lines a tap keeps. A build of a detector writes about ten thousand; this bounds what a broken one can take."""
 
+MAX_TOLD = 10_000
+"""Distinct warnings remembered so that each is logged once; beyond that many they are logged as they come."""
+
 _lock = threading.Lock()
+_told: set[str] = set()
 _taps: list[LogTap] = []
 _loggers: dict[str, Any] = {}
 
@@ -84,6 +88,7 @@ def tap_log() -> Iterator[LogTap]:
     tap = LogTap()
     with _lock:
         _taps.append(tap)
+        _told.clear()  # each build tells its warnings, once
     try:
         yield tap
     finally:
@@ -122,10 +127,14 @@ def _make_logger(trt: ModuleType) -> Any:
 
 def _hand_out(severity: str, text: str) -> None:
     # Called from C++, often from its own threads: nothing here may raise, and the lock is held for a copy only.
+    level = LEVELS.get(severity, logging.INFO)
     with _lock:
         taps = list(_taps)
+        # RTX repeats some warnings once for each layer; the taps keep them all, people read them once.
+        told = severity == "WARNING" and text in _told
+        if severity == "WARNING" and len(_told) < MAX_TOLD:
+            _told.add(text)
     for tap in taps:
         tap.add(severity, text)
-    level = LEVELS.get(severity, logging.INFO)
-    if level and LOGGER.isEnabledFor(level) and not NOISE.search(text):
+    if level and not told and LOGGER.isEnabledFor(level) and not NOISE.search(text):
         LOGGER.log(level, "%s", clean(text))

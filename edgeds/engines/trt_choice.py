@@ -84,6 +84,8 @@ def open_installed(bundle: Bundle, *, precision: str, on_close: Callable[[], Non
 
 def _is_installed(name: str) -> bool:
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
+        # Without an origin it is a folder that happens to have the name, not an installed package.
+        return spec is not None and spec.origin is not None
     except ValueError:  # already imported by other means, without a spec
         return True

@@ -142,13 +142,16 @@ def enum_member(trt: ModuleType, path: str) -> Any:
 def _try_import(name: str) -> ModuleType | None:
     """The module; None when no package of that name exists. Raises DeviceError when it exists but cannot load."""
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
             return None
         raise DeviceError(f"{name} is installed but needs the module {error.name!r}; reinstall TensorRT") from error
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise DeviceError(f"{name} is installed but cannot be loaded: {_explain_load(error)}") from error
+    # A folder that happens to have the name (Python takes it for a namespace package) is no installation.
+    spec = getattr(module, "__spec__", None)
+    return None if spec is not None and spec.origin is None and spec.submodule_search_locations is not None else module
 
 
 def _explain_load(error: BaseException) -> str:

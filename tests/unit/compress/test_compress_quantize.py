@@ -50,8 +50,7 @@ def test_cpu_form_has_the_same_numbers_on_uint8(tmp_path):
         assert theirs[tensor] == (128, scale)
         assert zero == 0
     a, b = run(int8, image_feeds()(101))[0], run(cpu_model, image_feeds()(101))[0]
-    step = theirs[next(name for name in theirs if name not in ours)][1]  # the last layer's own 8-bit output
-    assert np.abs(a - b).max() <= step * 1.01
+    assert np.abs(a - b).max() <= 1e-5 * np.abs(a).max()  # the output is not rounded: TensorRT does not round it either
     assert report.cpu_model == str(cpu)
 
 
@@ -65,7 +64,7 @@ def test_cpu_form_runs_integer_kernels(tmp_path, act):
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     ort.InferenceSession(str(cpu), options, providers=["CPUExecutionProvider"])
     ops = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
-    assert ops.count("QLinearConv") == 3
+    assert ops.count("QLinearConv") == 2  # the last one gives the output, which stays float
     assert worst_error(chain(act=act), cpu, image_feeds()) < 0.05
 
 

@@ -9,6 +9,7 @@ import fake_tensorrt
 import pytest
 
 from edgeds.engines.trt_module import (
+    MODULES,
     describe_tensorrt,
     enum_member,
     load_tensorrt,
@@ -130,3 +131,16 @@ def test_flags_are_looked_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_versions_are_read_with_their_suffixes(text: str, expected: tuple[int, ...]) -> None:
     assert parse_version(text) == expected
+
+
+def test_a_folder_of_that_name_is_no_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder called tensorrt on the path imports as an empty namespace package; it must count as missing."""
+    from edgeds.engines.trt_choice import _is_installed
+
+    (tmp_path / "tensorrt_folder").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(MODULES, "tensorrt", ("tensorrt_folder",))
+    monkeypatch.setitem(MODULES, "rtx", ("no_such_module",))
+    assert not _is_installed("tensorrt_folder")
+    with pytest.raises(DeviceError, match="is not installed"):
+        load_tensorrt("auto")
