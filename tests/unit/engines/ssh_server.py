@@ -95,6 +95,9 @@ def serve_ssh(folder: Path, *, with_edgeds: bool = True) -> Iterator[Server]:
         python_path = os.pathsep.join([str(home / "site"), str(ROOT), *site_folders()])
     else:
         python_path = str(link_packages(home / "bare"))
+        # Not the environment of the tests: an editable install of edgeds there would be found.
+        (home / "bin").mkdir(exist_ok=True)
+        (home / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
     values = {
         "HOME": home,
         "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
