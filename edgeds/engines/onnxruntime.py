@@ -9,7 +9,10 @@ first pass on (94 MiB; 106 with patterns; 106 to 110 and still growing with the 
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -73,6 +76,7 @@ class OnnxRuntimeEngine:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._on_close = on_close
+        _live.add(self)
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once; see Engine.infer."""
@@ -141,6 +145,26 @@ class OnnxRuntimeEngine:
         if kind in ("EPFail", "EngineError"):
             return DeviceError(f"{self.path.name}: ONNX Runtime failed: {text}")
         return InputError(f"{self.path.name}: the model cannot process {_shapes(feeds)}: {text}")
+
+
+_live: weakref.WeakSet[OnnxRuntimeEngine] = weakref.WeakSet()
+
+
+def _keep_after_fork() -> None:
+    """In a forked child, make the engines usable and never free their models.
+
+    The runtime's threads did not come along: runs work without them, but destroying a model waits for them for ever.
+    So does the runtime's own tear-down in ``sys.exit``; a child leaves by ``os._exit``, as multiprocessing's do.
+    """
+    for engine in list(_live):
+        engine._lock = threading.Lock()  # another thread may have held it
+        engine._pool = None
+        if engine._session is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine._session))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_after_fork)
 
 
 def import_onnxruntime() -> ModuleType:

@@ -120,6 +120,8 @@ class YoloPipeline:
         """
         if isinstance(images, str | Path | np.ndarray):
             return [self.predict_one(images)]
+        if not isinstance(images, Iterable):
+            raise InputError(f"images: expected a path, an array or several of them, got {type(images).__name__}")
         return list(self.predict_each(images))
 
     def predict_one(self, image: ImageLike) -> Result:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,3 +245,34 @@ def test_trim_gives_memory_back_and_keeps_answers(engine):
     engine.trim()
     np.testing.assert_array_equal(engine.infer({"x": small})["y"], want)
     assert process.memory_info().rss < held - (40 << 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_can_run_and_close(tmp_path):
+    """The threads of the runtime stay behind in a fork; waiting for them in close() would hang the child."""
+    code = f"""
+import os, signal, sys, warnings
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+warnings.simplefilter("ignore")
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper, save
+from edgeds.engines import open_engine
+weight = numpy_helper.from_array(np.ones((32, 32, 3, 3), np.float32), "w")
+info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 32, None, None]) for n in "xy"]
+graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", info[:1], info[1:], [weight])
+save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), {str(tmp_path / "m.onnx")!r})
+from pathlib import Path
+engine = open_engine(Path({str(tmp_path / "m.onnx")!r}), threads=2)
+other = open_engine(Path({str(tmp_path / "m.onnx")!r}), threads=2)
+feeds = {{"x": np.ones((1, 32, 128, 128), np.float32)}}
+engine.infer(feeds); engine.infer_async(feeds).result(); other.infer(feeds)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    engine.infer(feeds); engine.infer_async(feeds).result(); engine.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+engine.infer(feeds); engine.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -122,6 +122,15 @@ def test_b90_a_one_channel_model_gets_gray() -> None:
         YoloPipeline.from_engine(engine, preprocess=ImagePreprocess())
 
 
+@pytest.mark.parametrize("images", [None, 3, 1.5])
+def test_what_holds_no_images_is_an_input_error(images) -> None:
+    with (
+        YoloPipeline.from_engine(BoxEngine(), buckets=BUCKETS) as pipeline,
+        pytest.raises(InputError, match="expected a path"),
+    ):
+        pipeline.predict(images)
+
+
 def test_b89_a_bad_image_does_not_spoil_its_batch(tmp_path) -> None:
     (tmp_path / "zero.jpg").write_bytes(b"")
     good = picture(200, 300, BOX)
