@@ -250,20 +250,23 @@ def _reached(
     view: GraphView, tensor: str, quantized: Callable[[str], bool], covered: set[tuple[str, int]]
 ) -> set[str] | None:
     """Quantized tensors that a tensor's values reach unchanged; None when something else also reads them."""
-    if view.is_output(tensor) or view.used_in_subgraph(tensor):
-        return None
-    found = {tensor} if quantized(tensor) else set()
-    for node in view.consumers(tensor):
-        places = [index for index, name in enumerate(node.input) if name == tensor]
-        if node.op_type in ("QuantizeLinear", "Shape") or all((node.name, index) in covered for index in places):
-            continue
-        if node.op_type not in _COMMUTING or (node.op_type == "Resize" and _interpolates(node)):
+    found: set[str] = set()
+    seen, pending = {tensor}, [tensor]
+    while pending:  # not recursive: graphs are deep, and paths that part and meet again double at every meeting
+        current = pending.pop()
+        if view.is_output(current) or view.used_in_subgraph(current):
             return None
-        for output in node.output:
-            deeper = _reached(view, output, quantized, covered) if output and view.consumers(output) else set()
-            if deeper is None:
+        if quantized(current):
+            found.add(current)
+        for node in view.consumers(current):
+            places = [index for index, name in enumerate(node.input) if name == current]
+            if node.op_type in ("QuantizeLinear", "Shape") or all((node.name, index) in covered for index in places):
+                continue
+            if node.op_type not in _COMMUTING or (node.op_type == "Resize" and _interpolates(node)):
                 return None
-            found |= deeper
+            new = [name for name in node.output if name and name not in seen and view.consumers(name)]
+            seen.update(new)
+            pending += new
     return found
 
 

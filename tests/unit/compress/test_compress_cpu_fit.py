@@ -70,3 +70,35 @@ def test_even_channels_stay_integer(tmp_path):
     assert not any("CPU form" in note for note in report.notes)
     ops = [node.op_type for node in onnx.load(tmp_path / "cpu.onnx").graph.node]
     assert ops.count("DequantizeLinear") >= 3
+
+
+@pytest.mark.parametrize("shape", ["deep", "diamonds"])
+def test_deep_and_branching_graphs_are_followed_in_linear_time(tmp_path, shape):
+    """2,000 layout operators in a row, or 40 places where paths part and meet again (2^40 paths)."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["t0"], "conv")]
+    count = 2000 if shape == "deep" else 40
+    for index in range(count):
+        source, target = f"t{index}", f"t{index + 1}"
+        if shape == "deep":
+            nodes.append(helper.make_node("MaxPool", [source], [target], kernel_shape=[1, 1]))
+        else:
+            halves = [f"{source}_a", f"{source}_b"]
+            nodes += [helper.make_node("MaxPool", [source], [half], kernel_shape=[1, 1]) for half in halves]
+            nodes.append(helper.make_node("Concat", halves, [f"{source}_c"], axis=1))
+            nodes.append(helper.make_node("Slice", [f"{source}_c", "start", "end", "axis"], [target]))
+    nodes.append(helper.make_node("Relu", [f"t{count}"], ["y"]))
+    stored = {"w": np.ones((2, 3, 1, 1), np.float32)}
+    stored |= {name: np.array([value]) for name, value in (("start", 0), ("end", 2), ("axis", 1))}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in stored.items()],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), path)
+    samples = np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+    calibration = open_calibration({"x": samples}, model_inputs=input_specs(load_model(path)), preprocess=None)
+    report = quantize_model(path, calibration, out=tmp_path / "q.onnx", cpu_out=tmp_path / "cpu.onnx", quiet=True)
+    assert report.quantized_nodes == 1
