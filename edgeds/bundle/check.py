@@ -26,7 +26,7 @@ class Problem:
         return f"{self.file}: {self.what}"
 
 
-def verify_bundle(path: Path, *, quiet: bool = True) -> list[Problem]:
+def verify_bundle(path: str | Path, *, quiet: bool = True) -> list[Problem]:
     """Check a bundle folder or zip completely and return every problem found; an empty list means it is sound.
 
     Checks the manifest, the checksums and sizes, unlisted files, links, the golden samples and the preprocessing

@@ -13,7 +13,9 @@ from edgeds.files import atomic_dir, write_json
 from edgeds.specs import to_json
 
 
-def write_bundle(out: Path, *, files: Mapping[str, Path | bytes], manifest: Manifest, replace: bool = False) -> Path:
+def write_bundle(
+    out: str | Path, *, files: Mapping[str, str | Path | bytes], manifest: Manifest, replace: bool = False
+) -> Path:
     """Write a bundle folder and return its path.
 
     ``files`` maps names inside the bundle to a file to copy or to its content. ``manifest.files`` is computed here.
@@ -34,7 +36,7 @@ def write_bundle(out: Path, *, files: Mapping[str, Path | bytes], manifest: Mani
     return out
 
 
-def _put(target: Path, content: Path | bytes) -> FileEntry:
+def _put(target: Path, content: str | Path | bytes) -> FileEntry:
     target.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, bytes):
         target.write_bytes(content)

@@ -34,6 +34,26 @@ class ModelInfo:
     cost: ModelCost | None = None
     lint: tuple[Finding, ...] = ()
 
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations at ``cost.inputs``; None for an engine file, as all figures of cost."""
+        return self.cost.flops if self.cost is not None else None
+
+    @property
+    def params(self) -> int | None:
+        """Stored weights, each tensor once."""
+        return self.cost.params if self.cost is not None else None
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes that all layers read and write at ``cost.inputs``."""
+        return self.cost.bytes if self.cost is not None else None
+
+    @property
+    def int8_flops_share(self) -> float | None:
+        """Share of the Conv and MatMul FLOPs that run in INT8 (without Q/DQ: that could)."""
+        return self.cost.int8_flops_share if self.cost is not None else None
+
     def top_layers(self, count: int = 10) -> list[LayerCost]:
         """The layers with the most FLOPs."""
         layers = self.cost.layers if self.cost is not None else ()
@@ -52,11 +72,11 @@ class ModelInfo:
             "inputs": to_json(self.inputs),
             "outputs": to_json(self.outputs),
             "ops": self.ops or {},
-            "params": cost.params if cost is not None else None,
-            "flops": cost.flops if cost is not None else None,
-            "bytes": cost.bytes if cost is not None else None,
+            "params": self.params,
+            "flops": self.flops,
+            "bytes": self.bytes,
             "weight_bytes": self.weight_bytes,
-            "int8_flops_share": cost.int8_flops_share if cost is not None else None,
+            "int8_flops_share": self.int8_flops_share,
             "quantized": cost.is_quantized if cost is not None else None,
             "cost_inputs": to_json(cost.inputs) if cost is not None else {},
             "notes": list(cost.notes) if cost is not None else [],

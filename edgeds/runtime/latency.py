@@ -73,7 +73,7 @@ class LatencyTable:
         with self._lock:
             return {key: {rows: cell[0] for rows, cell in sorted(row.items())} for key, row in self._cells.items()}
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the table as JSON, atomically."""
         data: dict[str, Any] = {
             "schema": SCHEMA,
@@ -81,12 +81,12 @@ class LatencyTable:
                 key: {str(rows): value for rows, value in row.items()} for key, row in self.snapshot().items()
             },
         }
-        write_json(path, data)
+        write_json(Path(path), data)
 
     @classmethod
-    def load(cls, path: Path) -> LatencyTable:
+    def load(cls, path: str | Path) -> LatencyTable:
         """Read a table written by ``save``; anything else is a SpecError that names the file and key."""
-        data = read_json(path)
+        data = read_json(Path(path))
         if (
             not isinstance(data, Mapping)
             or data.get("schema") != SCHEMA

@@ -27,6 +27,15 @@ def path(tmp_path):
     return target
 
 
+def test_figures_have_the_same_names_in_python_and_json(path):
+    info = inspect_model(path)
+    data = info.to_json()
+    for name in ("inputs", "outputs", "ops", "params", "flops", "bytes", "int8_flops_share", "lint"):
+        value = getattr(info, name)
+        assert value == data[name] or len(value) == len(data[name]), name
+    assert info.flops == info.cost.flops > 0
+
+
 def test_json_has_the_contract_keys_and_is_one_document(path, capsys):
     assert call(path, "--input", "x:2x3x12x12", "--json") == 0
     data = json.loads(capsys.readouterr().out)

@@ -37,6 +37,8 @@ def test_round_trip(tmp_path):
     table.update("3x320x320", rows=8, latency_ms=31.0)
     table.save(tmp_path / "t.json")
     assert LatencyTable.load(tmp_path / "t.json").snapshot() == table.snapshot()
+    table.save(str(tmp_path / "u.json"))
+    assert LatencyTable.load(str(tmp_path / "u.json")).snapshot() == table.snapshot()
 
 
 @pytest.mark.parametrize(
