@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("auto", "float", "int8"), default="auto", help="model of the bundle")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime (cpu), tensorrt or null (default: auto)")
     parser.add_argument("--sizes", metavar="HxW,HxW", help="frame sizes to send (default: the bundle's resolutions)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: all cores)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: the physical cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

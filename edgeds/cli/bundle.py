@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="create|show|verify|zip|unzip")
-    _add_create(add_action(actions, "create", help="quantize a model and pack it"))
+    _add_create(add_action(actions, "create", help="quantize a model and pack it", examples=EXAMPLES))
     for name, text in (("show", "print what a bundle holds"), ("verify", "check every file; exit 1 when not sound")):
-        action = add_action(actions, name, help=text)
+        action = add_action(actions, name, help=text, examples=EXAMPLES)
         action.add_argument("bundle", metavar="BUNDLE", type=Path, help="bundle folder or zip")
     for name, first, second in (("zip", "BUNDLE", "OUT.zip"), ("unzip", "BUNDLE.zip", "OUT")):
-        action = add_action(actions, name, help=f"{name} a bundle, checking it")
+        action = add_action(actions, name, help=f"{name} a bundle, checking it", examples=EXAMPLES)
         action.add_argument("source", metavar=first, type=Path)
         action.add_argument("target", metavar=second, type=Path)
 
@@ -57,9 +58,9 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest batch (default %(default)s)")
     parser.add_argument(
         "--method",
-        choices=("minmax", "percentile", "entropy", "mse"),
-        default="percentile",
-        help="how ranges are chosen (default %(default)s)",
+        choices=("minmax", "percentile", "entropy", "mse", "auto"),
+        default="mse",
+        help="how ranges are chosen (default %(default)s); auto compares them on held-out samples",
     )
     parser.add_argument(
         "--percentile", type=float, default=None, metavar="P", help="of the percentile method (default 99.999)"
@@ -77,7 +78,9 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="NAME[@MODE]", help="board the bundle is meant for, recorded in it")
     parser.add_argument("--names", type=Path, metavar="FILE", help="class names: one per line, or JSON list or object")
-    parser.add_argument("--head", metavar="FAMILY", help="output layout when the model does not say it, e.g. yolov8")
+    parser.add_argument(
+        "--head", metavar="FAMILY", help="output layout when the model does not say it: v8, v5, end2end, yolox, ..."
+    )
     parser.add_argument("--float-only", action="store_true", help="pack the float model without quantizing")
     parser.add_argument(
         "--replace", action="store_true", help="replace an older bundle at --out when the new one is ready"
@@ -143,11 +146,27 @@ def _show(args: argparse.Namespace) -> int:
     emit_text(f"sizes       {', '.join(map(str, manifest.buckets)) or '-'}")
     emit_text(f"classes     {len(manifest.names)}")
     for label, values in (("calibration", manifest.calibration), ("accuracy", manifest.accuracy)):
-        emit_text(f"{label:<11} {', '.join(f'{key} {value}' for key, value in (values or {}).items()) or '-'}")
-    emit_text(f"licence     {manifest.license}")
+        parts = [f"{key} {_short(value)}" for key, value in (values or {}).items() if key != "notes"]
+        emit_text(f"{label:<11} {', '.join(parts) or '-'}")
+    for note in (manifest.calibration or {}).get("notes") or ():
+        emit_text(f"note        {note}")
+    for label, text in (("target", manifest.target), ("licence", manifest.license)):
+        if text:
+            emit_text(f"{label:<11} {_short(text)}")
     for name, entry in sorted(manifest.files.items()):
         emit_text(f"  {entry.sha256[:12]}  {entry.bytes:>13,}  {name}")
     return 0
+
+
+def _short(value: Any) -> str:
+    """A value of the manifest for one line: four digits, digests cut, lists counted; ``--json`` has all of it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_short(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return str(len(value)) if value else "none"
+    return str(value)[:12] if re.fullmatch("[0-9a-f]{64}", str(value)) else str(value)
 
 
 def _verify(args: argparse.Namespace) -> int:

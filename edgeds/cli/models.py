@@ -21,9 +21,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|fetch|path")
-    add_action(actions, "list", help="list all models")
-    fetch = add_action(actions, "fetch", help="download a model into the cache and print its path")
-    path = add_action(actions, "path", help="print the path of a model that is in the cache")
+    add_action(actions, "list", help="list all models", examples=EXAMPLES)
+    fetch = add_action(actions, "fetch", help="download a model into the cache and print its path", examples=EXAMPLES)
+    path = add_action(actions, "path", help="print the path of a model that is in the cache", examples=EXAMPLES)
     for action in (fetch, path):
         action.add_argument("name", metavar="NAME", help="a name from 'edgeds models list'")
 

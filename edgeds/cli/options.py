@@ -20,9 +20,32 @@ def add_common(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:
     common.add_argument("--debug", action="store_true", default=default(False), help="show a traceback for every error")
 
 
-def add_action(actions: Any, name: str, *, help: str) -> argparse.ArgumentParser:
-    """Add an action under a verb (``edgeds VERB ACTION``), with the common options and ``--json``."""
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
+def add_action(actions: Any, name: str, *, help: str, examples: str = "") -> argparse.ArgumentParser:
+    """Add an action under a verb (``edgeds VERB ACTION``), with the common options and ``--json``.
+
+    ``examples`` are those of the verb; the help of the action shows the ones that use it.
+    """
+    own = _examples_of(name, examples)
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        epilog=f"examples:\n{own}" if own else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_common(parser, inner=True)
     return parser
+
+
+def _examples_of(action: str, examples: str) -> str:
+    """The example lines with ``edgeds VERB action``, with the lines that continue them."""
+    kept, keeping = [], False
+    for line in examples.splitlines():
+        words = line.split()
+        if "edgeds" in words:
+            keeping = action in words[words.index("edgeds") + 1 :][1:2]
+        if keeping:
+            kept.append(line)
+    return "\n".join(kept)

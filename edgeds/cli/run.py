@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
             lost = f", {failed} unreadable" if failed else ""
             lost += f", {stream.dropped} passed over" if stream.dropped else ""
             rate = (done - failed) / seconds if seconds > 0 else 0.0
-            emit_text(f"{done} frames{lost}, {rate:.1f} FPS on {pipeline.session.engine.backend}")
+            frames = f"{done} {'frame' if done == 1 else 'frames'}{lost}"
+            emit_text(f"{frames}, {rate:.1f} FPS on {pipeline.session.engine.backend}")
     return 0 if done > failed else 1
 
 
@@ -96,14 +97,14 @@ def line_of(frame: Frame, result: Result) -> dict[str, object]:
 
 
 def text_of(frame: Frame, result: Result) -> str:
-    """One line for people: what was found and how long it took."""
+    """One line for people: what was found."""
     place = frame.source if frame.fps is None else f"{frame.source} frame {frame.index}"
     if result.probs is not None:
         found = ", ".join(f"{label} {share:.2f}" for _, label, share in result.top_classes(3))
     else:
         counts = Counter(result.label(index) for index in range(len(result)))
         found = ", ".join(f"{count} {label}" for label, count in counts.most_common()) or "nothing"
-    return f"{place}: {found} ({sum(result.timings_ms.values()):.1f} ms)"
+    return f"{place}: {found}"
 
 
 class _First:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgeds.bundle import Manifest, write_bundle
+from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, write_bundle, zip_bundle
 from edgeds.cli.bundle import read_names
 from edgeds.cli.main import main
 from edgeds.errors import SpecError
@@ -78,6 +78,54 @@ def test_show_prints_what_a_person_asks(bundle: Path, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     for part in ("detect", "model.onnx", "MIT"):
         assert part in out
+
+
+def test_show_fits_lines_and_keeps_the_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calibration = {
+        "method": "percentile",
+        "set_digest": "0123456789abcdef" * 4,
+        "shapes": {"images=1x3x64x64": 40},
+        "int8_flops_share": 0.972883769977677,
+        "float_nodes": [{"node": "/model.23/cv2.0/cv2.0.2/Conv", "reason": "detector tail"}] * 7,
+        "notes": ["480x640 is served but no calibration sample had it"],
+    }
+    manifest = Manifest(
+        task="detect",
+        models={"float": "m.onnx"},
+        inputs=(),
+        outputs=(),
+        precision="float",
+        license="MIT",
+        calibration=calibration,
+        target={"name": "orin-nano-8gb", "mode": "15W"},
+    )
+    path = write_bundle(tmp_path / "b", files={"m.onnx": b"x"}, manifest=manifest)
+    assert main(["bundle", "show", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "set_digest 0123456789ab, shapes images=1x3x64x64 40, int8_flops_share 0.9729, float_nodes 7\n" in out
+    assert "note        480x640 is served but no calibration sample had it\n" in out
+    assert "target      name orin-nano-8gb mode 15W\n" in out
+    assert max(map(len, out.splitlines())) < 200
+
+
+@pytest.mark.parametrize(("action", "shown"), [("create", 4), ("zip", 1)])
+def test_help_of_an_action_shows_its_examples(action: str, shown: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bundle", action, "--help"]) == 0
+    examples = capsys.readouterr().out.partition("examples:\n")[2]
+    assert examples.count(f"edgeds bundle {action} ") == examples.count("edgeds bundle ") == shown
+    assert ("--max-drop 0.5" in examples) == (action == "create"), "continued lines belong to their example"
+
+
+def test_paths_may_be_text(bundle: Path, tmp_path: Path) -> None:
+    archive, out = str(tmp_path / "t.zip"), str(tmp_path / "out")
+    zip_bundle(str(bundle), archive)
+    unzip_bundle(archive, out)
+    assert verify_bundle(archive) == verify_bundle(out) == []
+    with open_bundle(out) as opened:
+        copy = write_bundle(
+            str(tmp_path / "c"), files={"model.onnx": str(opened.path("model.onnx"))}, manifest=opened.manifest
+        )
+    assert verify_bundle(str(copy)) == []
 
 
 @pytest.fixture

@@ -53,6 +53,16 @@ def test_demo_prints_figures_for_people(demo_calls: list[dict[str, Any]], capsys
     assert "edgeds-demo/report.html" in text
 
 
+def test_demo_runs_twice_but_replaces_a_named_folder_only_when_told(demo_calls: list[dict[str, Any]]) -> None:
+    for arguments in ([], ["--out", "edgeds-demo"], ["--out", "x", "--replace"]):
+        assert main(["demo", *arguments]) == 0
+    assert [(str(call["out"]), call["replace"]) for call in demo_calls] == [
+        ("edgeds-demo", True),
+        ("edgeds-demo", False),
+        ("x", True),
+    ]
+
+
 @pytest.mark.parametrize("arguments", [["--size", "16"], ["--size", "9999"], ["--seconds", "0"], ["--seconds", "nan"]])
 def test_demo_refuses_bad_figures(
     demo_calls: list[dict[str, Any]], arguments: list[str], capsys: pytest.CaptureFixture[str]
