@@ -6,9 +6,14 @@ Importing this package loads nothing heavy; public names load on first use.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from edgeds._version import __version__
+
+# ONNX Runtime reports usage to its maker from 1.32 on: a device in the field must not call out, its identifier must not
+# lie about in the temporary folder, and the reporting thread keeps forked children from ending. 0 switches it back on.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULES = {
     "edgeds.errors": (

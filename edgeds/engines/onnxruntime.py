@@ -154,7 +154,6 @@ def _keep_after_fork() -> None:
     """In a forked child, make the engines usable and never free their models.
 
     The runtime's threads did not come along: runs work without them, but destroying a model waits for them for ever.
-    So does the runtime's own tear-down in ``sys.exit``; a child leaves by ``os._exit``, as multiprocessing's do.
     """
     for engine in list(_live):
         engine._lock = threading.Lock()  # another thread may have held it

@@ -248,7 +248,7 @@ def test_trim_gives_memory_back_and_keeps_answers(engine):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_child_can_run_and_close(tmp_path):
+def test_forked_child_can_run_close_and_exit(tmp_path):
     """The threads of the runtime stay behind in a fork; waiting for them in close() would hang the child."""
     code = f"""
 import os, signal, sys, warnings
@@ -270,9 +270,24 @@ pid = os.fork()
 if pid == 0:
     signal.alarm(20)
     engine.infer(feeds); engine.infer_async(feeds).result(); engine.close()
-    os._exit(0)
+    sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 engine.infer(feeds); engine.close()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
+def test_runtime_does_not_report_usage_unless_asked(tmp_path, given, expected):
+    """ONNX Runtime 1.32 sends telemetry and leaves a device identifier in the temporary folder."""
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    if given is not None:
+        environment["ORT_DISABLE_TELEMETRY"] = given
+    code = "import os, edgeds\nprint(os.environ['ORT_DISABLE_TELEMETRY'])"
+    code += "\nfrom edgeds.engines.onnxruntime import import_onnxruntime\nimport_onnxruntime()" if given is None else ""
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+    if given is None:
+        assert list(tmp_path.iterdir()) == []
