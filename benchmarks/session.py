@@ -101,10 +101,10 @@ def measure_waiting(
     return [future.result().queue_ms for future in futures]
 
 
-def median_run_s(direct: Any, feeds: dict[str, np.ndarray], *, rounds: int = 5) -> float:
-    """Median wall time of one direct run in seconds, after one that is not counted."""
+def run_times_s(direct: Any, feeds: dict[str, np.ndarray], *, rounds: int = 5) -> list[float]:
+    """Wall times of direct runs in seconds, after one that is not counted."""
     direct.run(None, feeds)
-    return statistics.median(measure(lambda: direct.run(None, feeds)).wall_s for _ in range(rounds))
+    return [measure(lambda: direct.run(None, feeds)).wall_s for _ in range(rounds)]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -120,7 +120,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=count, default=4, help="rows per batch (default 4)")
     parser.add_argument("--each", type=count, default=8, help="requests per resolution and round (default 8)")
-    parser.add_argument("--rounds", type=count, default=15, help="timed rounds of each kind (default 15)")
+    parser.add_argument("--rounds", type=count, default=30, help="timed rounds of each kind (default 30)")
     parser.add_argument("--arrivals", type=count, default=400, help="requests whose waiting is measured (default 400)")
     parser.add_argument("--max-delay-ms", type=float, default=10.0, help="the policy's max_delay_ms (default 10)")
     return parser.parse_args(argv)
@@ -139,14 +139,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         session.warm_up(arguments.sizes, quiet=arguments.quiet)
         found = compare_throughput(session, direct, requests, arguments)
-        singles = [median_run_s(direct, request) for request in requests[:8]]
+        singles = [statistics.median(run_times_s(direct, request)) for request in requests[:8]]
         (row,) = max(requests, key=lambda item: item[name].size).values()
-        batch_ms = 1000 * median_run_s(direct, {name: np.repeat(row, arguments.batch, axis=0)})
+        full = {name: np.repeat(row, arguments.batch, axis=0)}
+        batch_s = run_times_s(direct, full)
         arriving = [requests[index % len(requests)] for index in range(arguments.arrivals)]
         gap_s = statistics.mean(singles) / UTILISATION
-        before = session.stats()
+        before, began = session.stats(), time.perf_counter()
         waits = measure_waiting(session, arriving, gap_s=gap_s, quiet=arguments.quiet)
+        elapsed_ms = 1000 * (time.perf_counter() - began)
         after = session.stats()
+        # Before and after the waiting: on a shared machine the load may have changed meanwhile.
+        batch_ms = 1000 * statistics.median([*batch_s, *run_times_s(direct, full)])
+    found["busy_share"] = (after.compute_ms - before.compute_ms) / elapsed_ms
     found["rows_waiting"] = (after.rows - before.rows) / max(1, after.batches - before.batches)
     return report(found, waits, batch_ms=batch_ms, gap_s=gap_s, arguments=arguments, count_requests=len(requests))
 
@@ -176,6 +181,7 @@ def report(
         ["session: requests per CPU s", count_requests / ours.cpu_s, throughput["CPU"]],
         ["session: mean rows per batch", found["mean_batch_rows"], found["mean_batch_rows"] / arguments.batch],
         [f"arrivals, {len(waits)} at {1 / gap_s:.1f}/s: mean rows per batch", found["rows_waiting"], None],
+        ["arrivals: share of the time the engine was busy", found["busy_share"], found["busy_share"] / UTILISATION],
         ["one full batch of the largest resolution, ms", batch_ms, None],
         ["queueing delay p50, ms", p50, ratio(p50, bound_ms)],
         ["queueing delay p99, ms", p99, ratio(p99, bound_ms)],
@@ -192,6 +198,7 @@ def report(
         "queue_p50_ms": p50,
         "queue_p99_ms": p99,
         "batch_ms": batch_ms,
+        "busy_share": found["busy_share"],
         "mean_batch_rows": found["mean_batch_rows"],
     }
     header = ["what", "value", "ratio"]
