@@ -87,9 +87,15 @@ class SessionClosed(EdgedsError):
 
 
 class MissingDependency(EdgedsError, ImportError):
-    """An optional package is needed. ``extra`` names the edgeds extra that brings it."""
+    """An optional package is needed. ``extra`` names the edgeds extra that brings it.
 
-    def __init__(self, package: str, *, extra: str, purpose: str) -> None:
+    ``cause`` is what its import raised: a package that is there and cannot be loaded is not to be installed again.
+    """
+
+    def __init__(self, package: str, *, extra: str, purpose: str, cause: ImportError | None = None) -> None:
         self.package = package
         self.extra = extra
-        super().__init__(f"{purpose} needs the package '{package}'; install it with: pip install 'edgeds[{extra}]'")
+        advice = f"install it with: pip install 'edgeds[{extra}]'"
+        if cause is not None and not isinstance(cause, ModuleNotFoundError):
+            advice = f"it is there but cannot be loaded ({' '.join(str(cause).split())}); see: edgeds doctor"
+        super().__init__(f"{purpose} needs the package '{package}'; {advice}")

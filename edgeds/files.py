@@ -87,13 +87,16 @@ def refuse_special(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _naming(target: Path, temporary: Path) -> Iterator[None]:
-    """Let errors of the file system name what was to be written: a full disk comes without any name from write()."""
+def _naming(target: Path, temporary: Path | None) -> Iterator[None]:
+    """Let errors of the file system name what was to be written, not ``temporary`` (None: no file outlives the error).
+
+    A full disk comes without any name from write().
+    """
     try:
         yield
     except OSError as error:
         unnamed = error.filename is None and error.errno in _DISK_ERRORS
-        if not unnamed and str(error.filename) != str(temporary):
+        if not unnamed and temporary is not None and str(error.filename) != str(temporary):
             raise
         raise OSError(error.errno, error.strerror, str(target)) from error
 
@@ -107,7 +110,8 @@ def atomic_path(target: Path) -> Iterator[Path]:
     """
     refuse_special(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
+    with _naming(target, None):
+        handle, name = tempfile.mkstemp(prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -134,7 +138,8 @@ def atomic_dir(target: Path, *, replace: bool = False) -> Iterator[Path]:
     if os.path.lexists(target) and (not target.is_dir() or (not replace and any(target.iterdir()))):
         raise SpecError(_taken_text(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    with _naming(target, None):
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         with _naming(target, temporary):
             yield temporary

@@ -24,7 +24,7 @@ def import_cv2(purpose: str = "image processing") -> Any:
     try:
         import cv2
     except ImportError as error:
-        raise MissingDependency("opencv-python-headless", extra="vision", purpose=purpose) from error
+        raise MissingDependency("opencv-python-headless", extra="vision", purpose=purpose, cause=error) from error
     return cv2
 
 

@@ -169,6 +169,10 @@ def _report(error: Exception, *, verb: str, debug: bool) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         print(f"{verb}: error: {where}{error.strerror or error}", file=sys.stderr)
         return 1
+    if isinstance(error, ImportError):
+        text = " ".join(str(error).split())
+        print(f"{verb}: error: a package cannot be imported ({text}); see: edgeds doctor", file=sys.stderr)
+        return 1
     if isinstance(error, MemoryError):
         print(f"{verb}: error: not enough memory ({error or 'no details'}); use smaller inputs", file=sys.stderr)
         return 1

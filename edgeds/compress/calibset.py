@@ -8,6 +8,7 @@ one image calibrates to that image only. A set is read afresh by each iteration 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,8 +194,16 @@ def _folder_files(path: Path, limit: int | None) -> tuple[list[Path], list[Path]
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    found = (item for item in folder.rglob("*") if item.is_file())
-    return sorted(item for item in found if not any(part[0] == "." for part in item.relative_to(folder).parts))
+    """Files below a folder, hidden ones and hidden folders left out. CalibrationError for a folder that is locked."""
+
+    def fail(error: OSError) -> None:
+        raise CalibrationError(f"{error.filename}: cannot be listed: {error.strerror or error}") from error
+
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in files if not name.startswith(".") and Path(place, name).is_file()]
+    return sorted(found)
 
 
 def _hash_feeds(feeds: Mapping[str, np.ndarray]) -> str:

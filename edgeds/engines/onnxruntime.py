@@ -171,7 +171,7 @@ def import_onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
-        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU") from error
+        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU", cause=error) from error
     return onnxruntime
 
 

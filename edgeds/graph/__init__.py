@@ -7,4 +7,4 @@ from edgeds.errors import MissingDependency
 try:
     import onnx as _onnx  # noqa: F401
 except ImportError as error:
-    raise MissingDependency("onnx", extra="workshop", purpose="reading ONNX models") from error
+    raise MissingDependency("onnx", extra="workshop", purpose="reading ONNX models", cause=error) from error

@@ -22,7 +22,7 @@ def _runtime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU") from error
+        raise MissingDependency("onnxruntime", extra="cpu", purpose="running models on the CPU", cause=error) from error
     return onnxruntime
 
 

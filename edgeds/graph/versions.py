@@ -27,7 +27,7 @@ def runtime_ir_limit() -> int:
         import onnxruntime
         from onnxruntime.capi import onnxruntime_pybind11_state as state
     except ImportError as error:
-        raise MissingDependency("onnxruntime", extra="cpu", purpose="reading models") from error
+        raise MissingDependency("onnxruntime", extra="cpu", purpose="reading models", cause=error) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for version in range(int(onnx.IR_VERSION), 3, -1):

@@ -68,7 +68,7 @@ def coco_map(samples: Sequence[Sample], results: Sequence[Result], *, names: dic
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
-        raise MissingDependency("pycocotools", extra="workshop", purpose="measuring mAP") from error
+        raise MissingDependency("pycocotools", extra="workshop", purpose="measuring mAP", cause=error) from error
     if not any(sample.cls.size for sample in samples):
         raise SpecError("the data set has no objects to find; mAP is not defined")
     classes = sorted({int(value) for sample in samples for value in sample.cls})

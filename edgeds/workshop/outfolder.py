@@ -54,20 +54,23 @@ def check_folder(out: Path, *, replace: bool, ours: Collection[str], what: str) 
         if foreign:
             raise SpecError(f"{out}: holds {foreign[0]!r}, which is not of {what}; it is not replaced, remove it first")
         place = next(path for path in out.absolute().parents if path.exists())
-        with tempfile.TemporaryDirectory(prefix=".edgeds-", dir=place):
-            pass  # whether this place takes new folders shows only by making one
+    with writing_errors(place, named=False), tempfile.TemporaryDirectory(prefix=".edgeds-", dir=place):
+        pass  # whether this place takes new folders shows only by making one
 
 
 @contextlib.contextmanager
-def writing_errors(place: Path) -> Iterator[None]:
-    """Turn the file system's refusals (full, read-only, no permission) into one BundleError that names the place."""
+def writing_errors(place: Path, *, named: bool = True) -> Iterator[None]:
+    """Turn the file system's refusals (full, read-only, no permission) into one BundleError that names the place.
+
+    ``named`` prefers the name in the error, where that is one the user knows.
+    """
     try:
         yield
     except OSError as error:
         hint = "free some space there, or" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check it, or"
-        named = error.filename if isinstance(error.filename, str) else place
+        shown = error.filename if named and isinstance(error.filename, str) else place
         raise BundleError(
-            f"{named}: cannot be read or written: {error.strerror or error}; {hint} choose another place"
+            f"{shown}: cannot be read or written: {error.strerror or error}; {hint} choose another place"
         ) from error
 
 

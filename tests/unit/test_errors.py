@@ -31,3 +31,13 @@ def test_missing_dependency_names_package_extra_and_command() -> None:
     text = str(error)
     assert "running on the CPU" in text
     assert "pip install 'edgeds[cpu]'" in text
+
+
+def test_a_package_that_is_there_but_broken_is_not_to_be_installed() -> None:
+    missing = errors.MissingDependency(
+        "p", extra="cpu", purpose="this", cause=ModuleNotFoundError("No module named 'p'")
+    )
+    broken = errors.MissingDependency("p", extra="cpu", purpose="this", cause=ImportError("libx.so:\n cannot open"))
+    assert "pip install 'edgeds[cpu]'" in str(missing)
+    assert "cannot be loaded (libx.so: cannot open)" in str(broken)
+    assert "pip install" not in str(broken)

@@ -390,3 +390,15 @@ def test_full_disk_names_what_was_to_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No space left.*folder"):
         fill_folder()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_names_do_not_reach_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".out-x1y2.txt"))
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    for place in (atomic_path(tmp_path / "out.txt"), atomic_dir(tmp_path / "out")):
+        with pytest.raises(PermissionError) as caught, place:
+            pass
+        assert "x1y2" not in str(caught.value)

@@ -104,3 +104,15 @@ def test_interrupted_import_is_an_interruption(monkeypatch, capsys, number, code
     assert main(["doctor", "-q"]) == code
     assert "pip install" not in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_package_that_cannot_be_imported_is_no_bug_of_ours(monkeypatch, capsys):
+    from edgeds.cli import doctor as verb
+    from edgeds.cli.main import main
+
+    def fail():
+        raise ImportError("No module named 'tqdm'")
+
+    monkeypatch.setattr(verb, "check_machine", fail)
+    assert main(["doctor", "-q"]) == 1
+    assert "cannot be imported (No module named 'tqdm'); see: edgeds doctor" in capsys.readouterr().err

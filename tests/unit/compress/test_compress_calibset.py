@@ -1,5 +1,7 @@
 """Calibration sets: every kind of source, laziness, refusals, batching, identity."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -289,3 +291,24 @@ def test_inputs_of_other_kinds():
     }
     pixels = spec("N", 8, 8, 3, dtype="uint8")
     assert next(iter(open_calibration([picture(0, (8, 8, 3))], model_inputs=pixels)))["x"].shape == (1, 8, 8, 3)
+
+
+def test_folder_that_cannot_be_listed_is_said_and_not_skipped(tmp_path, monkeypatch):
+    """A locked subfolder must not shrink the calibration set in silence."""
+    from edgeds.compress import calibset
+
+    (tmp_path / "open").mkdir()
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "open" / "a.png").write_bytes(b"x")
+    (tmp_path / "open" / ".hidden.png").write_bytes(b"x")
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    assert [item.name for item in calibset._visible_files(tmp_path)] == ["a.png"]
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(CalibrationError, match="locked: cannot be listed: Permission denied"):
+        calibset._visible_files(tmp_path)
