@@ -92,7 +92,8 @@ def peek_manifest(archive: Path) -> tuple[Manifest, int]:
             with packed.open(MANIFEST_NAME) as stream:
                 text = stream.read(MAX_MANIFEST_BYTES + 1)
     except ZIP_ERRORS as error:
-        raise BundleError(f"{archive}: not a readable zip: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BundleError(f"{archive}: not a readable zip: {reason}") from error
     where = f"{archive}/{MANIFEST_NAME}"
     if len(text) > MAX_MANIFEST_BYTES:
         raise BundleError(f"{where}: larger than the {MAX_MANIFEST_BYTES:,} bytes allowed")

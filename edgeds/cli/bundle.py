@@ -231,8 +231,10 @@ def read_names(path: Path) -> dict[int, str]:
     else:
         try:
             lines = read_regular(path).decode("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: class names cannot be read: {error}") from error
+        except OSError as error:
+            raise SpecError(f"{path}: class names cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise SpecError(f"{path}: class names: is not UTF-8 text (byte {error.start})") from error
         names = dict(enumerate(line.strip() for line in lines))
         while names and not names[len(names) - 1]:
             del names[len(names) - 1]

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
+
+
+def given_path(text: str) -> Path:
+    """A path for argparse. An empty text (a shell variable that is not set) would mean the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def add_common(parser: argparse.ArgumentParser, *, inner: bool = False) -> None:

@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from pathlib import Path
 
 from edgeds.cli.detector import add_detector_arguments, open_detector
+from edgeds.cli.options import given_path
 from edgeds.cli.output import emit_line, emit_text
 from edgeds.cli.saving import ResultWriter
 from edgeds.errors import SpecError
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="image, folder, glob, video, .txt list, camera number, rtsp:// or http:// address, GStreamer pipeline",
     )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write annotated pictures and videos here")
+    parser.add_argument("--save", type=given_path, metavar="DIR", help="write annotated pictures and videos here")
     parser.add_argument("--conf", type=float, default=0.25, metavar="X", help="lowest score (default %(default)s)")
     parser.add_argument(
         "--iou",

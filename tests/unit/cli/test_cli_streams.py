@@ -116,3 +116,21 @@ def test_package_that_cannot_be_imported_is_no_bug_of_ours(monkeypatch, capsys):
     monkeypatch.setattr(verb, "check_machine", fail)
     assert main(["doctor", "-q"]) == 1
     assert "cannot be imported (No module named 'tqdm'); see: edgeds doctor" in capsys.readouterr().err
+
+
+def test_empty_path_is_not_the_current_folder(capsys):
+    """--save "$UNSET" must not fill the folder one happens to be in."""
+    from edgeds.cli.main import main
+
+    assert main(["run", "x.bundle", "image.jpg", "--save", ""]) == 2
+    assert "--save: the path is empty" in capsys.readouterr().err
+
+
+def test_class_names_that_cannot_be_read_are_one_clear_sentence(tmp_path):
+    from edgeds.cli.bundle import read_names
+
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(SpecError, match=r"is not UTF-8 text \(byte 3\)"):
+        read_names(tmp_path / "latin.txt")
+    with pytest.raises(SpecError, match=r"cannot be read: No such file or directory$"):
+        read_names(tmp_path / "missing.txt")
