@@ -1,0 +1,101 @@
+"""``edgeds predict`` on cost files and ONNX models: contract keys, label, and one sentence for every mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeds.cli.main import main
+
+KEYS = {
+    *("latency_ms", "latency_low_ms", "latency_high_ms", "fps", "power_w", "energy_mj", "memory_mib", "limited_by"),
+    "status",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    weights = numpy_helper.from_array(np.zeros((8, 3, 3, 3), np.float32), "w")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["y"], name="relu"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8, "h", "w"])],
+        [weights],
+    )
+    path = tmp_path / "tiny.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def cost(model: Path) -> Path:
+    from edgeds.files import write_json
+    from edgeds.graph.cost import count_cost
+    from edgeds.graph.io import load_model
+    from edgeds.specs import to_json
+
+    path = model.with_name("cost.json")
+    write_json(path, to_json(count_cost(load_model(model), {"x": (1, 3, 64, 64)})))
+    return path
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["predict", *map(str, arguments), "--json"]) == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return data
+
+
+def test_model_and_its_cost_file_predict_the_same(model: Path, cost: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--target", "orin-nx-16gb@15W", "--precision", "int8", "--batch", 4)
+    from_cost = run_json(capsys, cost, *common)
+    from_model = run_json(capsys, model, "--input", "x:1x3x64x64", *common)
+    assert from_cost.keys() >= KEYS
+    assert from_cost["status"] == "predicted"
+    assert {key: from_cost[key] for key in KEYS} == {key: from_model[key] for key in KEYS}
+
+
+def test_layers_on_request_and_page_for_people(cost: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, cost, "--target", "agx-orin-64gb@MAXN", "--precision", "fp16", "--layers")
+    assert [layer["op"] for layer in data["layers"]] == ["Conv"]  # the Relu is folded in
+    assert main(["predict", str(cost), "--target", "agx-orin-64gb@MAXN", "--precision", "fp16"]) == 0
+    assert capsys.readouterr().out.startswith("predicted, not measured: agx-orin-64gb@MAXN")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--target", "orin-nx-16bg@15W", "--precision", "fp16"), "orin-nx-16gb"),
+        (("--target", "agx-orin-64gb@45W", "--precision", "fp16"), "its modes: MAXN, 15W, 30W, 50W"),
+        (("--target", "orin-nano-8gb-super@7W", "--precision", "fp16"), "sm"),
+        (("--target", "sm86", "--precision", "fp16"), "power mode"),
+        (("--target", "orin-nx-16gb@15W", "--precision", "fp16", "--batch", "0"), "batch 0"),
+        (("--target", "orin-nx-16gb@15W", "--precision", "fp16", "--input", "z:1x3x8x8"), "inputs x"),
+        (("--target", "orin-nx-16gb@15W", "--precision", "fp4"), "invalid choice"),
+    ],
+)
+def test_mistakes_exit_2_with_what_to_do(
+    arguments: tuple[str, ...], text: str, cost: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(cost), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert text in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_missing_and_wrong_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"a": 1}')
+    for path, code in ((tmp_path / "no.json", 2), (other, 2), (tmp_path / "no.onnx", 1), (tmp_path, 1)):
+        assert main(["predict", str(path), "--target", "orin-nx-16gb@15W", "--precision", "fp16"]) == code
+        error = capsys.readouterr().err
+        assert str(path) in error
+        assert "bug in edgeds" not in error
