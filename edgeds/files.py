@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import lzma
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO
 from edgeds.errors import BundleError, SpecError
 
 MAX_JSON_BYTES = 64 << 20
+_PARTIAL = ".edgeds-"
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -139,7 +141,7 @@ def atomic_dir(target: Path, *, replace: bool = False) -> Iterator[Path]:
         raise SpecError(_taken_text(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     with _naming(target, None):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}{_PARTIAL}", dir=target.parent))
     try:
         with _naming(target, temporary):
             yield temporary
@@ -162,7 +164,7 @@ def _place_dir(temporary: Path, target: Path, *, replace: bool) -> None:
             raise SpecError(_taken_text(target)) from error
     else:
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}{_PARTIAL}old-", dir=target.parent))
     try:
         target.rename(old / "old")
         temporary.rename(target)
@@ -170,6 +172,18 @@ def _place_dir(temporary: Path, target: Path, *, replace: bool) -> None:
         if not target.exists() and (old / "old").exists():  # failed or interrupted between the two
             (old / "old").rename(target)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_partial(target: Path) -> None:
+    """Remove what killed writers of the folder ``target`` left beside it; only for who holds a lock on writing it.
+
+    An old folder that was set aside by one killed before its new folder was in place comes back.
+    """
+    for left in target.parent.glob(glob.escape(f".{target.name}{_PARTIAL}") + "*"):
+        if not os.path.lexists(target) and left.name.startswith(f".{target.name}{_PARTIAL}old-"):
+            with contextlib.suppress(FileNotFoundError):
+                (left / "old").rename(target)
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _taken_text(target: Path) -> str:

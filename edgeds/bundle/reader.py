@@ -14,7 +14,7 @@ from edgeds.bundle.archive import MAX_BUNDLE_BYTES, unpack_checked
 from edgeds.bundle.check import check_preprocess, compare_files
 from edgeds.bundle.golden import read_golden
 from edgeds.bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, Manifest, read_manifest
-from edgeds.bundle.unpacked import TemporaryUnpack
+from edgeds.bundle.temporary import TemporaryFolder
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import real_path
 
@@ -26,7 +26,7 @@ class Bundle:
     """A checked bundle on disk. A context manager; ``close()`` removes what a zip was unpacked to."""
 
     def __init__(
-        self, root: Path, manifest: Manifest, *, unpacked: TemporaryUnpack | None = None, source: Path | None = None
+        self, root: Path, manifest: Manifest, *, unpacked: TemporaryFolder | None = None, source: Path | None = None
     ) -> None:
         self.root = root
         self.manifest = manifest
@@ -107,7 +107,7 @@ def open_bundle(path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BU
         return _open_folder(real_path(path), source=path, quiet=quiet)
     if not path.is_file():
         raise BundleError(f"{path}: neither a folder nor a regular file")
-    unpacked = TemporaryUnpack()
+    unpacked = TemporaryFolder()
     with contextlib.ExitStack() as on_failure:  # also Ctrl-C must not leave gigabytes in the temporary folder
         on_failure.callback(unpacked.remove)
         unpack_checked(path, unpacked.root, max_bytes=max_bytes)
@@ -116,7 +116,7 @@ def open_bundle(path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BU
     return bundle
 
 
-def _open_folder(root: Path, *, source: Path, quiet: bool, unpacked: TemporaryUnpack | None = None) -> Bundle:
+def _open_folder(root: Path, *, source: Path, quiet: bool, unpacked: TemporaryFolder | None = None) -> Bundle:
     manifest = read_manifest(root)
     for problem in compare_files(root, manifest, quiet=quiet):
         raise BundleError(f"{source}: {problem}")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edgeds.errors import BundleError, SpecError
-from edgeds.files import real_path
+from edgeds.files import real_path, remove_partial
 
 
 @contextlib.contextmanager
@@ -29,6 +29,8 @@ def claim_folder(out: Path, *, replace: bool, ours: Collection[str], what: str) 
         with writing_errors(out):
             out.parent.mkdir(parents=True, exist_ok=True)
         with _locked(out):
+            with writing_errors(out):
+                remove_partial(out)
             check_folder(out, replace=replace, ours=ours, what=what)  # another writer may just have finished
             yield
     except BaseException:

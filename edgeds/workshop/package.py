@@ -19,6 +19,7 @@ from onnx import ModelProto
 
 from edgeds.bundle import write_bundle
 from edgeds.bundle.manifest import MANIFEST_NAME
+from edgeds.bundle.temporary import TemporaryFolder
 from edgeds.compress.calibset import CalibrationSet, Feeds, holds_images, open_calibration
 from edgeds.compress.quantize import DEFAULT_METHOD, DEFAULT_PERCENTILE, QuantizeReport, quantize_model
 from edgeds.errors import SpecError
@@ -27,6 +28,7 @@ from edgeds.graph.io import input_specs, load_model, save_model
 from edgeds.graph.session import open_session
 from edgeds.pipelines.yolo.metadata import TASKS, parse_names
 from edgeds.report.datasets import DetectionDataset
+from edgeds.progress import stage
 from edgeds.specs import Resolution, to_json
 from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated, parse_target
 from edgeds.workshop.detector import DetectorSetup, describe_detector
@@ -175,8 +177,10 @@ def _bundle_entries(out: Path) -> set[str]:
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
     """A temporary folder; what the file system refuses (it may be small) ends in one sentence that names it."""
-    with writing_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="edgeds-") as folder:
-        yield Path(folder)
+    with writing_errors(Path(tempfile.gettempdir())), contextlib.ExitStack() as stack:
+        folder = TemporaryFolder()  # its kind is removed by the next run when this one is killed
+        stack.callback(folder.remove)
+        yield folder.root
 
 
 def _open_set(model: ModelProto, calib: Any, setup: DetectorSetup | None, samples: int | None) -> CalibrationSet:
@@ -215,10 +219,12 @@ def _quantize(
     parts.files["ranges.json"] = Path(parts.report.ranges)
     parts.accuracy |= {"sqnr_db": parts.report.sqnr_db, "cpu_sqnr_db": parts.report.cpu_sqnr_db}
     feeds = parts.report.checked_feeds
-    golden = _golden(feeds, {"float": parts.path("float"), "int8": parts.path("int8")})
-    if golden:
-        parts.files["golden.npz"] = _npz_bytes(golden)
-    parts.speedup = measure_speedup(parts.path("float"), parts.path("cpu_int8"), feeds[0])
+    with stage("running golden samples", quiet=quiet):
+        golden = _golden(feeds, {"float": parts.path("float"), "int8": parts.path("int8")})
+        if golden:
+            parts.files["golden.npz"] = _npz_bytes(golden)
+    with stage("timing INT8 against float", quiet=quiet):
+        parts.speedup = measure_speedup(parts.path("float"), parts.path("cpu_int8"), feeds[0])
     half = make_half_models(
         parts.path("float"),
         parts.path("int8"),

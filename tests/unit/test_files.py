@@ -23,6 +23,7 @@ from edgeds.files import (
     cache_dir,
     is_safe_member,
     read_json,
+    remove_partial,
     sha256_file,
     unzip_to,
     write_json,
@@ -402,3 +403,20 @@ def test_temporary_names_do_not_reach_messages(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(PermissionError) as caught, place:
             pass
         assert "x1y2" not in str(caught.value)
+
+
+def test_what_killed_writers_left_is_removed_and_an_old_folder_comes_back(tmp_path: Path) -> None:
+    target = tmp_path / "out[1]"
+    with atomic_dir(target) as temporary:
+        prefix = temporary.name[: -len("12345678")]
+    target.rmdir()
+    (tmp_path / f"{prefix}half").mkdir()
+    (tmp_path / f"{prefix}old-x" / "old" / "content").mkdir(parents=True)
+    (tmp_path / ".out[1]-mine").mkdir()
+    remove_partial(target)
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".out[1]-mine", "out[1]"]
+    assert (target / "content").is_dir()
+    (tmp_path / f"{prefix}old-y" / "old").mkdir(parents=True)
+    remove_partial(target)
+    assert sorted(item.name for item in tmp_path.iterdir()) == [".out[1]-mine", "out[1]"]
+    assert (target / "content").is_dir()

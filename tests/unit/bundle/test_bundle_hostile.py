@@ -374,21 +374,21 @@ def test_broken_golden_samples_are_a_problem(bundle: Path) -> None:
 
 def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path, monkeypatch):
     """SIGKILL leaves an unpacked zip behind; live ones, foreign files and links stay."""
-    from edgeds.bundle import unpacked
+    from edgeds.bundle import temporary
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = (
         "import os, signal, tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
-        "from edgeds.bundle.unpacked import TemporaryUnpack\n"
-        "kept = TemporaryUnpack(); (kept.root / 'big').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
+        "from edgeds.bundle.temporary import TemporaryFolder\n"
+        "kept = TemporaryFolder(); (kept.root / 'big').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
     left = next(tmp_path.glob("edgeds-bundle-*"))
     assert (left / "content" / "big").exists()
     (tmp_path / "edgeds-bundle-link").symlink_to(tmp_path)
     (tmp_path / "edgeds-bundle-file").write_text("")
-    first = unpacked.TemporaryUnpack()
-    second = unpacked.TemporaryUnpack()
+    first = temporary.TemporaryFolder()
+    second = temporary.TemporaryFolder()
     assert not left.exists()
     assert first.root.is_dir()
     first._pid += 1  # as in a forked child

@@ -1,4 +1,4 @@
-"""Temporary folders for unpacked bundles: removed when closed, and after a killed process by the next one."""
+"""Temporary folders (unpacked bundles, work in progress): removed when done, after a kill by the next process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT = "content"
 LOCK = "lock"
 
 
-class TemporaryUnpack:
+class TemporaryFolder:
     """A folder ``root`` under the system's temporary one. The lock beside it says that its process is alive."""
 
     def __init__(self) -> None:
