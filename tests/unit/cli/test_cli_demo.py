@@ -158,7 +158,7 @@ def test_names_that_are_not_utf8_are_one_sentence(tmp_path: Path, capsys: pytest
     names.write_bytes("café".encode("latin-1"))
     arguments = ["m.onnx", "--task", "detect", "--calib", "c", "--out", str(tmp_path / "b"), "--names", str(names)]
     assert main(["bundle", "create", *arguments]) == 2
-    assert "n.txt: class names cannot be read" in capsys.readouterr().err
+    assert "n.txt: class names: is not UTF-8 text (byte 3)" in capsys.readouterr().err
 
 
 def test_create_really_works_from_the_command_line(
