@@ -28,6 +28,7 @@ from edgeds.graph.io import load_model, save_model
 from edgeds.graph.opset import require_opset
 from edgeds.graph.proto import each_graph, weight_bytes
 from edgeds.graph.view import GraphView
+from edgeds.progress import stage
 from edgeds.specs import to_json
 
 DEFAULT_METHOD = "mse"
@@ -141,29 +142,27 @@ def quantize_model(
         raise ModelError(f"{places.source}: nothing to quantize: {_why_nothing(plan)}")
     wanted = (*plan.tensors, *(cpu_tensors(view, plan) if cpu_out is not None else ()))
     found = find_ranges(model, wanted, calibration=calibration, settings=settings)
-    found, methods = _with_best_method(model, plan, found)
+    with stage("choosing the method", quiet=quiet):
+        found, methods = _with_best_method(model, plan, found)
     plan = usable_plan(plan, found.table.tensors)
     if not plan.nodes:
         raise CalibrationError(f"{places.source}: no tensor has a usable range: {_why_nothing(plan)}")
-    fitted = fit_model(
-        model,
-        plan,
-        ranges=found.table.tensors,
-        feeds=found.feeds,
-        checked=found.feeds[:CHECKED_SAMPLES],
-        settings=FitSettings(dedicated=dedicated, bias_correction=bias_correction, threads=threads),
-    )
+    ranges, checked = found.table.tensors, found.feeds[:CHECKED_SAMPLES]
+    fitting = FitSettings(dedicated=dedicated, bias_correction=bias_correction, threads=threads)
+    with stage("comparing INT8 with float", quiet=quiet):
+        fitted = fit_model(model, plan, ranges=ranges, feeds=found.feeds, checked=checked, settings=fitting)
     check_scores(fitted.comparison)
     cpu = None
     if places.cpu is not None:
-        cpu = fit_cpu_variant(
-            model,
-            fitted.model,
-            ranges=found.table.tensors,
-            feeds=found.feeds[:CHECKED_SAMPLES],
-            target_db=fitted.comparison.sqnr_db,
-            threads=threads,
-        )
+        with stage("making the CPU form", quiet=quiet):
+            cpu = fit_cpu_variant(
+                model,
+                fitted.model,
+                ranges=ranges,
+                feeds=checked,
+                target_db=fitted.comparison.sqnr_db,
+                threads=threads,
+            )
     report = _report(places, model, fitted, found=found, cpu=cpu, methods=methods)
     report = replace(report, seconds=time.perf_counter() - started)
     _write_all(places, fitted.model, cpu.model if cpu is not None else None, table=found.table, report=report)

@@ -27,8 +27,8 @@ from edgeds.graph.cost import count_cost
 from edgeds.graph.io import input_specs, load_model, save_model
 from edgeds.graph.session import open_session
 from edgeds.pipelines.yolo.metadata import TASKS, parse_names
-from edgeds.report.datasets import DetectionDataset
 from edgeds.progress import stage
+from edgeds.report.datasets import DetectionDataset
 from edgeds.specs import Resolution, to_json
 from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated, parse_target
 from edgeds.workshop.detector import DetectorSetup, describe_detector
