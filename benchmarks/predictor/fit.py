@@ -88,8 +88,8 @@ def fit(rows: Sequence[Row], cache: dict[int, Vectors]) -> np.ndarray:
 
 
 def lab_of(row: Row) -> str:
-    """The MLPerf rounds run one implementation, so they count as one lab."""
-    return "mlperf" if row.source.startswith("mlperf") else row.source
+    """Who measured: the MLPerf rounds run one implementation, the Ultralytics pages one exporter."""
+    return row.source.partition("_")[0]
 
 
 def source_of(row: Row) -> str:
@@ -153,7 +153,8 @@ def fit_kind(rows: Sequence[Row], *, title: str) -> tuple[Coefficients, Interval
     logs = fit(rows, cache)
     fitted = statistics.median(abs(predicted(cache[id(row)], logs) / row.value - 1) for row in rows)
     low, high = np.exp(band([float(np.log(row.value / guess)) for row, guess in pairs]))
-    figures |= {"lab_median_error": labs["median_error"], "fitted_median_error": fitted}
+    figures |= {f"lab_{key}": labs[key] for key in ("median_error", "median_of_source_medians", "coverage")}
+    figures["fitted_median_error"] = fitted
     values = {key: round(float(value), 5) for key, value in zip(KEYS, np.exp(logs), strict=True)}
     return Coefficients(**values), Interval(low=round(float(low), 3), high=round(float(high), 3)), figures
 

@@ -62,6 +62,26 @@ def test_model_and_its_cost_file_predict_the_same(model: Path, cost: Path, capsy
     assert {key: from_cost[key] for key in KEYS} == {key: from_model[key] for key in KEYS}
 
 
+def test_bundle_folder_and_zip_are_predicted_from_their_cost_file(
+    model: Path, cost: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgeds.bundle import Manifest, write_bundle, zip_bundle
+
+    manifest = Manifest(
+        task="detect", models={"float": "model.onnx"}, inputs=(), outputs=(), precision="float", license="Apache-2.0"
+    )
+    folder = write_bundle(tmp_path / "b", files={"model.onnx": model, "cost.json": cost}, manifest=manifest)
+    common = ("--target", "orin-nx-16gb@15W", "--precision", "fp16")
+    wanted = run_json(capsys, cost, *common)
+    assert run_json(capsys, folder, *common) == wanted
+    packed = tmp_path / "b.zip"
+    zip_bundle(folder, packed)
+    assert run_json(capsys, packed, *common) == wanted
+    bare = write_bundle(tmp_path / "bare", files={"model.onnx": model}, manifest=manifest)
+    assert main(["predict", str(bare), *common]) == 1
+    assert "cost.json" in capsys.readouterr().err
+
+
 def test_layers_on_request_and_page_for_people(cost: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = run_json(capsys, cost, "--target", "agx-orin-64gb@MAXN", "--precision", "fp16", "--layers")
     assert [layer["op"] for layer in data["layers"]] == ["Conv"]  # the Relu is folded in
