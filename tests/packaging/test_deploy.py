@@ -71,7 +71,7 @@ def test_no_jetson_and_an_old_jetpack_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_b125_the_script_installs_and_ends_as_the_check_ends(tmp_path: Path) -> None:
-    """B125: "done" only when doctor passes. numpy and tqdm come from this environment, as on a board from its system."""
+    """B125: "done" only when doctor passes. numpy and tqdm come from this environment, as on a board."""
     wheel = pack_wheel(tmp_path)
     site = os.pathsep.join(entry for entry in sys.path if entry.endswith("site-packages"))
     options = ["--prefix", tmp_path / "env", "--wheel", wheel, "--python", sys.executable]

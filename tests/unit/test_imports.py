@@ -37,7 +37,10 @@ ONLY = {
     "onnx": ("graph/", "compress/", "workshop/"),
     "torch": ("graph/", "compress/", "workshop/"),
 }
-HEAVY = ("cv2", "onnx", "onnxruntime", "torch", "pycocotools", "tensorrt", "pycuda", "cuda", "matplotlib", "PIL", "scipy")
+HEAVY = (
+    *("cv2", "onnx", "onnxruntime", "torch", "pycocotools", "tensorrt", "pycuda", "cuda"),
+    *("matplotlib", "PIL", "scipy"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
