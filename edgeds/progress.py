@@ -45,10 +45,15 @@ def stage(what: str, *, quiet: bool = False) -> Iterator[None]:
         from tqdm import tqdm
 
         style = _style()
-        if done.wait(style.pop("delay")):
+        first_s, every_s = style.pop("delay"), style["mininterval"]
+        if not sys.stderr.isatty():
+            first_s = every_s  # a log should hold lines about what is slow, not about everything
+        if done.wait(first_s):
             return
         with tqdm(desc=what, bar_format="{desc} {elapsed}", **style) as line:
-            while not done.wait(max(style["mininterval"], 0.5)):
+            line.start_t -= first_s
+            line.refresh()
+            while not done.wait(max(every_s, 0.5)):
                 line.refresh()
 
     if quiet:

@@ -45,16 +45,23 @@ def test_errors_pass_through() -> None:
         list(track(broken(), what="test", quiet=True))
 
 
-def test_a_stage_shows_its_name_and_time_once_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_shows_its_name_and_time_once_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with stage("short"):
         pass
     assert capsys.readouterr() == ("", "")
     with stage("silent", quiet=True):
         time.sleep(1.2)
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with stage("thinking"):
         time.sleep(1.3)
-    assert "thinking 00:0" in capsys.readouterr().err
+    assert "thinking 00:01" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    with stage("not worth a line of a log"):
+        time.sleep(1.3)
+    assert capsys.readouterr().err == ""
     assert not [thread for thread in threading.enumerate() if thread.name == "edgeds-progress"]
 
 
