@@ -168,8 +168,9 @@ def _live(
             elif is_screen:
                 size = shutil.get_terminal_size()
                 summary = _summary(kept, sensor, interval_s)
-                lines = screen_lines(sample, summary, title=title, budget_w=budget_w, width=size.columns)
-                emit_text(redraw(lines, height=size.lines), end="")
+                lines = screen_lines(sample, summary, title=title, budget_w=budget_w, width=size.columns or 80)
+                # Python 3.10 passes on the 0 x 0 of a terminal without a size.
+                emit_text(redraw(lines, height=size.lines or 24), end="")
             else:
                 emit_text(table_row(sample))
     if is_screen:
