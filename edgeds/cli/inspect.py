@@ -95,6 +95,9 @@ def _describe_graph(info: ModelInfo, cost: ModelCost) -> list[str]:
         f"  {cost.int8_flops_share:.1%} {share}",
     ]
     lines += [f"  assumed: {note}" for note in cost.notes]
+    sparse = sum(layer.is_24 for layer in info.sparse_2_4)
+    if sparse:
+        lines.append(f"  {sparse} of {len(info.sparse_2_4)} layers are 2:4 sparse")
     lines.append("operators")
     lines.append("  " + ", ".join(f"{op} {count}" for op, count in (info.ops or {}).items()))
     lines.append("largest layers")

@@ -13,6 +13,7 @@ from edgeds.graph.findings import Finding
 from edgeds.graph.io import input_specs, is_engine_file, load_model, output_specs, split_engine
 from edgeds.graph.lint import lint_model
 from edgeds.graph.proto import main_opset, weight_bytes
+from edgeds.graph.sparse24 import Sparse24, check_24
 from edgeds.specs import TensorSpec, to_json
 
 
@@ -33,6 +34,7 @@ class ModelInfo:
     ops: dict[str, int] | None = None
     cost: ModelCost | None = None
     lint: tuple[Finding, ...] = ()
+    sparse_2_4: tuple[Sparse24, ...] = ()
 
     @property
     def flops(self) -> int | None:
@@ -83,6 +85,7 @@ class ModelInfo:
             "top_layers": to_json(self.top_layers()),
             "metadata": self.metadata,
             "lint": to_json(self.lint),
+            "sparse_2_4": [layer.node for layer in self.sparse_2_4 if layer.is_24],
         }
 
 
@@ -116,4 +119,5 @@ def inspect_model(path: str | Path, input_shapes: Mapping[str, Sequence[int]] | 
         ops=dict(Counter(node.op_type for node in model.graph.node).most_common()),
         cost=count_cost(model, input_shapes),
         lint=tuple(lint_model(model)),
+        sparse_2_4=check_24(model),
     )
