@@ -148,7 +148,8 @@ def patches(layer: LinearLayer, x: NDArray[Any], *, positions: NDArray[np.int64]
 
 
 def _gather(x: NDArray[Any], sample: Any, at: list[Any]) -> NDArray[Any]:
-    picked: NDArray[Any] = x[(sample, slice(None), *at)]
+    index = (sample, slice(None), *at)
+    picked: NDArray[Any] = x[index]
     return picked
 
 
