@@ -23,6 +23,7 @@ examples:
   edgeds quantize model.onnx --calib feeds/ --method mse --out int8.onnx --json       folder of .npz, one feed each
   edgeds quantize model.onnx --calib samples.npz --exclude /head/Conv --out int8.onnx
   edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --cpu-out cpu.onnx     also the fast form for CPUs
+  edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --table-out calib.table    also for trtexec --calib
 """
 
 _SHOWN = 12
@@ -46,7 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", metavar="HxW", help="resolution of calibration images (default: the model's)")
     parser.add_argument("--samples", type=int, metavar="N", help="use N evenly spaced samples (default: all)")
-    parser.add_argument("--ranges", type=Path, metavar="FILE", help="reuse this range table if it still fits")
+    parser.add_argument(
+        "--ranges", type=Path, metavar="FILE", help="reuse this range table if it still fits, or a TensorRT table"
+    )
+    parser.add_argument("--table-out", type=Path, metavar="FILE", help="also write a TensorRT calibration table")
+    parser.add_argument(
+        "--table-version", default="10.3", metavar="V", help="TensorRT that reads that table (default %(default)s)"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     nodes = parser.add_argument_group("what is quantized")
@@ -94,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
         ),
         cpu_out=args.cpu_out,
         ranges_in=args.ranges,
+        table_out=args.table_out,
+        table_version=args.table_version,
         dedicated=args.dedicated_qdq,
         bias_correction=not args.no_bias_correction,
         threads=args.threads,
@@ -159,7 +168,7 @@ def describe(report: QuantizeReport) -> list[str]:
         f"INT8        {share:.1%} of Conv/MatMul FLOPs, {report.quantized_nodes} nodes",
         f"SQNR        {'exact' if sqnr is None else f'{sqnr:.1f} dB'} on the worst output",
         f"weights     {report.weights_bytes_float / 2**20:.2f} -> {report.weights_bytes_int8 / 2**20:.2f} MiB",
-        f"ranges      {report.ranges}",
+        f"ranges      {report.ranges}" + (f" and {report.table}" if report.table else ""),
     ]
     for output in report.outputs:
         shown = "exact" if output.sqnr_db is None else f"{output.sqnr_db:.1f} dB"

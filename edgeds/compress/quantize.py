@@ -19,6 +19,7 @@ from edgeds.compress.qdq import FLOAT16_OPSET, PER_AXIS_OPSET
 from edgeds.compress.rangefind import FoundRanges, RangeSettings, find_ranges, model_digest
 from edgeds.compress.ranges import SAMPLED_ELEMENTS, RangeTable, save_ranges
 from edgeds.compress.tail import EMPTY_TAIL, WEIGHTED_OPS, find_detector_tail
+from edgeds.compress.trt_table import version_number, write_table
 from edgeds.compress.verify import LayerComparison, OutputComparison, check_scores
 from edgeds.errors import CalibrationError, ModelError, SpecError
 from edgeds.files import real_path, refuse_special, write_json
@@ -60,6 +61,8 @@ class QuantizeReport:
     int8_model: str
     cpu_model: str | None
     ranges: str
+    table: str | None
+    """The TensorRT calibration table, when one was asked for."""
     method: str
     samples: int
     set_digest: str
@@ -109,6 +112,8 @@ def quantize_model(
     selection: Selection | None = None,
     cpu_out: str | Path | None = None,
     ranges_in: str | Path | None = None,
+    table_out: str | Path | None = None,
+    table_version: str = "10.3",
     dedicated: bool = False,
     bias_correction: bool = True,
     threads: int | None = None,
@@ -120,8 +125,9 @@ def quantize_model(
     ``method`` is minmax, percentile, entropy, mse, or auto: the best of the four on samples held out of calibration.
     Beside ``out`` come ``<stem>.ranges.json`` and ``<stem>.report.json``; ``cpu_out`` asks for the uint8 form as well.
     ``ranges_in`` reuses a table when it belongs to exactly this model, set, method and version, and is otherwise
-    ignored with a note. Nothing is written unless the quantized model passes the ONNX checker, loads, runs, and keeps
-    its outputs alive. Raises ModelError, CalibrationError or SpecError.
+    ignored with a note; a TensorRT calibration table there is imported. ``table_out`` also writes the ranges as such a
+    table, for the calibrators of TensorRT ``table_version``. Nothing is written unless the quantized model passes the
+    ONNX checker, loads, runs, and keeps its outputs alive. Raises ModelError, CalibrationError or SpecError.
     """
     started = time.perf_counter()
     settings = RangeSettings(
@@ -132,7 +138,10 @@ def quantize_model(
         threads=threads,
         quiet=quiet,
     )
-    places = _check_places(Path(model_path), Path(out), Path(cpu_out) if cpu_out is not None else None)
+    table_to = Path(table_out).absolute() if table_out is not None else None
+    if table_to is not None:
+        version_number(table_version)
+    places = _check_places(Path(model_path), Path(out), Path(cpu_out) if cpu_out is not None else None, table_to)
     selection = selection or Selection()
     model = prepare_float(places.source)
     view = GraphView(model, copy=False)
@@ -165,6 +174,11 @@ def quantize_model(
             )
     report = _report(places, model, fitted, found=found, cpu=cpu, methods=methods)
     report = replace(report, seconds=time.perf_counter() - started)
+    if places.table is not None:
+        left_out = write_table(ranges, places.table, version=table_version)
+        if left_out:
+            note = f"{places.table}: {len(left_out)} tensors without a usable range left out ('{left_out[0]}', ...)"
+            report = replace(report, notes=(*report.notes, note))
     _write_all(places, fitted.model, cpu.model if cpu is not None else None, table=found.table, report=report)
     return report
 
@@ -200,6 +214,7 @@ class _Places:
     source: Path
     target: Path
     cpu: Path | None
+    table: Path | None
 
     @property
     def ranges(self) -> Path:
@@ -210,24 +225,25 @@ class _Places:
         return self.target.with_suffix(".report.json")
 
 
-def _check_places(source: Path, target: Path, cpu: Path | None) -> _Places:
+def _check_places(source: Path, target: Path, cpu: Path | None, table: Path | None) -> _Places:
     """Refuse before hours of calibration what could not be written after them, or would overwrite the float model."""
-    outputs = [target] if cpu is None else [target, cpu]
+    outputs = [path for path in (target, cpu, table) if path is not None]
     for path in outputs:
         if path.is_dir():
             raise SpecError(f"{path}: is a directory; name a file, for example {path / 'model.int8.onnx'}")
         refuse_special(path)
         if real_path(path) == real_path(source):
-            raise SpecError(f"{path}: is the float model itself; write the quantized model to another file")
+            raise SpecError(f"{path}: is the float model itself; write to another file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
             raise SpecError(f"{path}: its folder cannot be written to: {error.strerror or error}") from error
-    if cpu is not None and real_path(cpu) == real_path(target):
-        raise SpecError(f"{cpu}: the INT8 and the CPU form need two different files")
-    return _Places(source=source, target=target.absolute(), cpu=cpu.absolute() if cpu is not None else None)
+    if len({real_path(path) for path in outputs}) != len(outputs):
+        raise SpecError(f"{target}: what is to be written needs different files")
+    cpu = cpu.absolute() if cpu is not None else None
+    return _Places(source=source, target=target.absolute(), cpu=cpu, table=table)
 
 
 def _with_best_method(
@@ -256,6 +272,7 @@ def _report(
         int8_model=str(places.target),
         cpu_model=str(places.cpu) if places.cpu is not None else None,
         ranges=str(places.ranges),
+        table=str(places.table) if places.table is not None else None,
         method=table.chosen or table.key.method,
         samples=table.samples,
         set_digest=table.key.set_sha256,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onnx import ModelProto
@@ -19,13 +19,17 @@ from edgeds.compress.ranges import (
     load_ranges,
     range_of,
 )
-from edgeds.errors import SpecError
+from edgeds.compress.trt_table import is_table, read_table
+from edgeds.errors import CalibrationError, SpecError
 from edgeds.graph.proto import each_tensor, light_copy
 from edgeds.progress import track
 from edgeds.specs import to_json
 
 AUTO = "auto"
 """Not a method of its own: all are compared on samples held out of calibration, the best one is used."""
+
+IMPORTED = "tensorrt-table"
+"""The method of ranges that a TensorRT calibration table gave; never equal to one of ours, so never taken for it."""
 
 KEPT_SAMPLES = 16
 """Feeds held in memory after calibration, for bias correction and for the comparison with float."""
@@ -78,7 +82,9 @@ def find_ranges(
 ) -> FoundRanges:
     """Ranges of the tensors from ``settings.ranges_in`` when it fits, else measured; a table is never half used.
 
-    Raises CalibrationError for a set that does not fit the model.
+    ``ranges_in`` may also be a TensorRT calibration table: its ranges are used, and tensors that it lacks are measured,
+    with a note. Raises CalibrationError for a set that does not fit the model, and for a damaged or foreign TensorRT
+    table.
     """
     tensors = tuple(dict.fromkeys(tensors))
     key = RangeKey(
@@ -89,6 +95,8 @@ def find_ranges(
         sampled_elements=settings.sampled_elements,
     )
     notes: list[str] = []
+    if settings.ranges_in is not None and is_table(settings.ranges_in):
+        return _import_table(model, tensors, settings.ranges_in, calibration=calibration, settings=settings, key=key)
     if settings.ranges_in is not None:
         table, note = _load_fitting(settings.ranges_in, key, tensors)
         if table is not None and calibration.one_shot:
@@ -104,6 +112,45 @@ def find_ranges(
             note = f"ranges not reused: {settings.ranges_in} was made from other samples, preprocessing or sizes"
         notes.append(note)
     return _measure(model, tensors, calibration=calibration, settings=settings, key=key, notes=notes)
+
+
+def _import_table(
+    model: ModelProto,
+    tensors: tuple[str, ...],
+    path: Path,
+    *,
+    calibration: CalibrationSet,
+    settings: RangeSettings,
+    key: RangeKey,
+) -> FoundRanges:
+    """Ranges of a TensorRT table, the others measured; the feeds are needed in any case, for the comparison."""
+    if settings.method == AUTO:
+        raise SpecError(f"method {AUTO} compares methods, and {path} already holds ranges: leave one of them out")
+    table = read_table(path)
+    given = {name: known for name, known in table.ranges().items() if name in set(tensors)}
+    if not given:
+        some = ", ".join(f"'{name}'" for name in list(table.scales)[:3])
+        raise CalibrationError(f"{path}: none of its tensors ({some}, ...) is one to quantize here: of another model?")
+    missing = tuple(name for name in tensors if name not in given)
+    notes = [f"ranges of {len(given)} tensors imported from {path} (TensorRT {table.version}, {table.algorithm})"]
+    if missing:
+        notes.append(
+            f"{path} has no range for {len(missing)} tensors ('{missing[0]}', ...): measured with {key.method}"
+        )
+    found = _measure(model, missing, calibration=calibration, settings=settings, key=key, notes=notes)
+    if not missing:  # nothing was measured, so the samples have not been read
+        reader, expected = _keep_first(calibration, found.feeds), calibration.expected
+        for _ in track(reader, what="reading samples", total=expected, unit="sample", quiet=settings.quiet):
+            pass
+    merged = replace(
+        found.table,
+        key=replace(key, method=IMPORTED, set_sha256=calibration.digest),
+        samples=calibration.samples,
+        shapes=dict(calibration.shapes),
+        tensors={**found.table.tensors, **given},
+        chosen=IMPORTED,
+    )
+    return replace(found, table=merged)
 
 
 def _measure(
