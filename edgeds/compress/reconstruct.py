@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from edgeds.compress.batchnorm import restat_batchnorm
 from edgeds.compress.calibset import Feeds
 from edgeds.compress.moments import LinearLayer, Moments, collect_moments, find_layer
 from edgeds.errors import CalibrationError, SpecError
@@ -47,6 +48,8 @@ class ReconstructReport:
     model: ModelProto
     layers: tuple[LayerFit, ...]
     samples: int
+    batchnorms: tuple[str, ...] = ()
+    """BatchNormalization nodes whose statistics were estimated anew."""
 
 
 def reconstruct(
@@ -99,7 +102,8 @@ def reconstruct(
             view.model, layer, kept, targets=(dense, channels), seed=seed, threads=threads, quiet=True
         )
         fits.append(_refit(view, layer, fit, held))
-    return ReconstructReport(model=view.finish(), layers=tuple(fits), samples=count)
+    norms = restat_batchnorm(before, view, mapping, kept, threads=threads)
+    return ReconstructReport(model=view.finish(), layers=tuple(fits), samples=count, batchnorms=norms)
 
 
 def _lost_inputs(a: NDArray[np.float32], b: NDArray[np.float32], *, op: str) -> bool:
