@@ -43,7 +43,7 @@ class LayerFit:
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructReport:
-    """``model`` with the new weights, and what happened to each layer whose input lost channels."""
+    """``model`` with the new weights, and what happened to each layer that was to be fitted."""
 
     model: ModelProto
     layers: tuple[LayerFit, ...]
@@ -59,15 +59,16 @@ def reconstruct(
     feeds: Iterable[Feeds],
     *,
     samples: int = 48,
-    every_layer: bool = False,
+    every_layer: bool = True,
     threads: int | None = 2,
     seed: int = 0,
     quiet: bool = False,
 ) -> ReconstructReport:
-    """Fit every Conv, Gemm and MatMul of ``pruned`` that reads fewer channels than in ``dense``.
+    """Fit the Conv, Gemm and MatMul layers of ``pruned`` to what they gave in ``dense``.
 
     ``mapping`` gives the kept output channels of layers that also lost outputs, by the name of the output tensor or of
-    the weight. ``every_layer`` also fits layers that lost nothing but read what others approximate. Every fourth
+    the weight. ``every_layer=False`` fits only those that read fewer channels than before: faster, and less comes
+    back, since later layers can also make up for what earlier ones approximate. Every fourth
     sample is held out. Raises SpecError for a bad count, CalibrationError for fewer than two samples.
     """
     if isinstance(samples, bool) or samples < 2:

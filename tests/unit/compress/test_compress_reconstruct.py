@@ -64,7 +64,7 @@ def test_fitted_layers_come_closer_to_the_dense_outputs_on_unseen_samples(kernel
     net, first, second, _ = chain(kernel=kernel, stride=stride)
     dense = model_of(net)
     pruned = cut(dense, first, second, [0, 2, 3, 5, 6, 7])
-    report = reconstruct(dense, pruned, {}, feeds(12), quiet=True)
+    report = reconstruct(dense, pruned, {}, feeds(12), every_layer=False, quiet=True)
     x = feeds(4, seed=9)
     errors = [sum(np.square(run(m, f["x"]) - run(dense, f["x"])).sum() for f in x) for m in (pruned, report.model)]
     assert errors[1] < 0.35 * errors[0]
@@ -96,7 +96,7 @@ def test_depthwise_and_biasless_layers_are_solved_too():
         dense = model_of(net)
         view = GraphView(dense)
         view.set_constant(second, view.constant(second) * np.float32(0.5))
-        report = reconstruct(dense, view.finish(), {}, feeds(12), every_layer=True, quiet=True)
+        report = reconstruct(dense, view.finish(), {}, feeds(12), quiet=True)
         fit = next(item for item in report.layers if item.node == net.names["two"])
         assert fit.after < 0.1 * fit.before
 
@@ -112,14 +112,14 @@ def test_products_are_fitted_in_both_layouts():
         view.set_constant(w, view.constant(w) * np.float32(0.3))
         rng = np.random.default_rng(0)
         data = [{"x": rng.normal(size=(16, 8)).astype(np.float32)} for _ in range(8)]
-        report = reconstruct(dense, view.finish(), {}, data, every_layer=True, quiet=True)
+        report = reconstruct(dense, view.finish(), {}, data, quiet=True)
         np.testing.assert_allclose(run(report.model, data[0]["x"]), run(dense, data[0]["x"]), atol=5e-3)
 
 
 def test_shared_weights_and_unmapped_outputs_keep_their_weights_and_say_why():
     net, first, second, _ = chain(shared=True)
     dense = model_of(net)
-    report = reconstruct(dense, cut(dense, first, second, [0, 1, 2, 3, 4]), {}, feeds(8), quiet=True)
+    report = reconstruct(dense, cut(dense, first, second, [0, 1, 2, 3, 4]), {}, feeds(8), every_layer=False, quiet=True)
     assert {fit.ridge for fit in report.layers} == {None}
     assert all("shares" in fit.reason for fit in report.layers)
 
@@ -127,10 +127,10 @@ def test_shared_weights_and_unmapped_outputs_keep_their_weights_and_say_why():
 def test_layers_that_are_already_right_keep_their_weights():
     net, *_ = chain()
     dense = model_of(net)
-    report = reconstruct(dense, dense, {}, feeds(8), every_layer=True, quiet=True)
+    report = reconstruct(dense, dense, {}, feeds(8), quiet=True)
     x = feeds(1, seed=5)[0]["x"]
     np.testing.assert_allclose(run(report.model, x), run(dense, x), atol=1e-5)
-    assert reconstruct(dense, dense, {}, feeds(8), quiet=True).layers == ()
+    assert reconstruct(dense, dense, {}, feeds(8), every_layer=False, quiet=True).layers == ()
 
 
 def test_too_few_samples_are_refused_and_nan_is_left_out():
@@ -142,7 +142,7 @@ def test_too_few_samples_are_refused_and_nan_is_left_out():
     with pytest.raises(SpecError):
         reconstruct(dense, pruned, {}, feeds(4), samples=1)
     bad = [{"x": np.full((1, 4, 12, 12), np.nan, np.float32)}] * 4
-    (fit,) = reconstruct(dense, pruned, {}, bad, quiet=True).layers
+    (fit,) = reconstruct(dense, pruned, {}, bad, every_layer=False, quiet=True).layers
     assert "NaN" in fit.reason
 
 
