@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-error",
         type=float,
-        default=0.1,
+        default=0.01,
         metavar="X",
-        help="leave a layer dense whose output would change by more than this share of its energy (default 0.1)",
+        help="leave a layer dense whose output would change by more than this share of its energy (default 0.01)",
     )
     parser.add_argument("--min-weights", type=int, default=1024, metavar="N", help="leave smaller layers dense")
     parser.add_argument("--exclude", action="append", default=[], metavar="NODE", help="leave dense, repeatable")

@@ -60,7 +60,7 @@ def sparsify(
     feeds: Iterable[Feeds] = (),
     *,
     method: str = "magnitude",
-    max_error: float = 0.1,
+    max_error: float = 0.01,
     min_weights: int = 1024,
     exclude: Iterable[str] = (),
     threads: int | None = 2,
