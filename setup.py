@@ -21,6 +21,8 @@ CPU = ["onnxruntime>=1.20,<1.34"]
 # The headless wheel works on a bare server. JetPack's own OpenCV (with GStreamer) also answers to `import cv2`;
 # on a Jetson leave this extra out. `opencv-python` (with windows) can take its place anywhere.
 VISION = ["opencv-python-headless>=4.8,<6"]
+# Signs and checks bundles. Ubuntu on a Jetson has it as python3-cryptography.
+SIGN = ["cryptography>=42"]
 WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
 
 RTX_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
@@ -29,6 +31,7 @@ EXTRAS = {
     "cpu": CPU,
     "vision": VISION,
     "jetson": ["pycuda>=2024.1"],
+    "sign": SIGN,
     "workshop": WORKSHOP,
     "demo": WORKSHOP,
     # Builds engines for RTX GPUs on any Linux PC, with or without a GPU. The two wheels must be of one version.
@@ -38,6 +41,7 @@ EXTRAS = {
     "fleet": [],
     "dev": [
         *WORKSHOP,
+        *SIGN,
         "build>=1.2",
         "hypothesis>=6.100",
         "mypy>=1.11",

@@ -11,6 +11,8 @@ from edgeds.bundle.manifest import (
     MANIFEST_NAME,
     MAX_FILES,
     MAX_MANIFEST_BYTES,
+    MAX_SIGNATURE_BYTES,
+    SIGNATURE_NAME,
     Manifest,
     parse_manifest,
     read_manifest,
@@ -37,7 +39,8 @@ def zip_bundle(folder: str | Path, archive: str | Path, *, quiet: bool = True) -
     with open_bundle(folder, quiet=quiet) as bundle:
         if real_path(archive).is_relative_to(bundle.root):
             raise SpecError(f"{archive}: lies inside the bundle; write the zip somewhere else")
-        names = [MANIFEST_NAME, *sorted(bundle.manifest.files)]
+        signed = [SIGNATURE_NAME] if (bundle.root / SIGNATURE_NAME).is_file() else []
+        names = [MANIFEST_NAME, *signed, *sorted(bundle.manifest.files)]
         zip_dir(bundle.root, archive, names=track(names, what="packing", unit="file", quiet=quiet))
     return archive
 
@@ -47,6 +50,7 @@ def unzip_bundle(
 ) -> Path:
     """Unpack a zipped bundle into a new folder and check it; a bad archive leaves nothing behind."""
     from edgeds.bundle.check import compare_files
+    from edgeds.bundle.signature import check_signature, find_trust, refuse_signature
 
     archive, folder = Path(archive), Path(folder)
     if not archive.is_file():
@@ -55,6 +59,8 @@ def unzip_bundle(
     with atomic_dir(folder) as temporary:
         unpack_checked(archive, temporary, max_bytes=max_bytes)
         root = temporary.resolve()
+        trust = find_trust()
+        refuse_signature(check_signature(root, trust=trust), trust=trust, where=archive)
         for problem in compare_files(root, read_manifest(root), quiet=quiet):
             raise BundleError(f"{archive}: {problem}")
     return folder
@@ -73,7 +79,8 @@ def unpack_checked(archive: Path, folder: Path, *, max_bytes: int) -> None:
         raise BundleError(f"{archive}: unpacks to {listed:,} bytes, more than the {max_bytes:,} allowed")
     if listed > free:
         raise BundleError(f"{archive}: unpacks to {listed:,} bytes, only {free:,} are free at {folder.parent}")
-    unzip_to(archive, folder, max_bytes=listed, max_files=MAX_FILES + 1, skip=_is_engine)
+    # The manifest lists neither itself nor its signature.
+    unzip_to(archive, folder, max_bytes=listed + MAX_SIGNATURE_BYTES, max_files=MAX_FILES + 2, skip=_is_engine)
 
 
 def _is_engine(name: str) -> bool:

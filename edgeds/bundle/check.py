@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeds.bundle.golden import read_golden
-from edgeds.bundle.manifest import ENGINES_FOLDER, GOLDEN_NAME, MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from edgeds.bundle.manifest import (
+    ENGINES_FOLDER,
+    GOLDEN_NAME,
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    FileEntry,
+    Manifest,
+    read_manifest,
+)
+from edgeds.bundle.signature import Trust, check_signature, find_trust, refuse_signature
 from edgeds.errors import BundleError, EngineMismatch, SpecError
 from edgeds.files import sha256_file
 from edgeds.progress import track
@@ -26,16 +35,17 @@ class Problem:
         return f"{self.file}: {self.what}"
 
 
-def verify_bundle(path: str | Path, *, quiet: bool = True) -> list[Problem]:
+def verify_bundle(path: str | Path, *, quiet: bool = True, trust: Trust | None = None) -> list[Problem]:
     """Check a bundle folder or zip completely and return every problem found; an empty list means it is sound.
 
-    Checks the manifest, the checksums and sizes, unlisted files, links, the golden samples and the preprocessing
-    digest. What lies under ``engines/`` is not checked: engines belong to one device and are rebuilt where they do
-    not fit. Raises BundleError only when ``path`` does not exist.
+    Checks the manifest, the checksums and sizes, unlisted files, links, the golden samples, the preprocessing digest
+    and the signature (``trust`` None: ``find_trust()``). What lies under ``engines/`` is not checked: engines belong to
+    one device and are rebuilt where they do not fit. Raises BundleError only when ``path`` does not exist.
     """
     from edgeds.bundle.reader import open_bundle
 
     path = Path(path)
+    trust = trust or find_trust()
     if not path.exists():
         raise BundleError(f"{path}: no such file or folder")
     if path.is_dir():
@@ -43,13 +53,20 @@ def verify_bundle(path: str | Path, *, quiet: bool = True) -> list[Problem]:
             manifest = read_manifest(path)
         except BundleError as error:
             return [_problem(path, MANIFEST_NAME, error)]
-        problems = list(compare_files(path.resolve(), manifest, quiet=quiet))
+        problems = [*_signature_problem(path.resolve(), trust), *compare_files(path.resolve(), manifest, quiet=quiet)]
         return problems or list(_check_contents(path.resolve(), manifest))
     try:
-        with open_bundle(path, quiet=quiet) as bundle:
+        with open_bundle(path, quiet=quiet, trust=trust) as bundle:
             return list(_check_contents(bundle.root, bundle.manifest))
     except BundleError as error:
         return [_problem(path, path.name, error)]
+
+
+def _signature_problem(root: Path, trust: Trust) -> Iterator[Problem]:
+    try:
+        refuse_signature(check_signature(root, trust=trust), trust=trust, where=root)
+    except BundleError as error:
+        yield _problem(root, SIGNATURE_NAME, error)
 
 
 def compare_files(root: Path, manifest: Manifest, *, quiet: bool) -> Iterator[Problem]:
@@ -93,7 +110,7 @@ def _check_file(root: Path, name: str, entry: FileEntry) -> str | None:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Names of all files (and links) under ``root`` but the manifest and ``engines/``. Does not follow links."""
+    """Files (and links, not followed) under ``root``, by name: all but the manifest, its signature and ``engines/``."""
     for folder, folders, files in os.walk(root, followlinks=False):
         here = Path(folder)
         if here == root and ENGINES_FOLDER in folders:
@@ -101,7 +118,7 @@ def _walk(root: Path) -> Iterator[str]:
         links = [name for name in folders if (here / name).is_symlink()]
         for name in (*files, *links):
             relative = (here / name).relative_to(root).as_posix()
-            if relative != MANIFEST_NAME:
+            if relative not in (MANIFEST_NAME, SIGNATURE_NAME):
                 yield relative
 
 

@@ -14,6 +14,8 @@ from edgeds.specs import Resolution, TensorSpec, from_json
 
 SCHEMA = 1
 MANIFEST_NAME = "bundle.json"
+SIGNATURE_NAME = "bundle.json.sig"
+MAX_SIGNATURE_BYTES = 4 << 10
 ENGINES_FOLDER = "engines"
 GOLDEN_NAME = "golden.npz"
 MAX_MANIFEST_BYTES = 16 << 20

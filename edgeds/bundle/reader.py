@@ -14,6 +14,7 @@ from edgeds.bundle.archive import MAX_BUNDLE_BYTES, unpack_checked
 from edgeds.bundle.check import check_preprocess, compare_files
 from edgeds.bundle.golden import read_golden
 from edgeds.bundle.manifest import GOLDEN_NAME, MANIFEST_NAME, Manifest, read_manifest
+from edgeds.bundle.signature import SignatureState, Trust, check_signature, find_trust, refuse_signature
 from edgeds.bundle.temporary import TemporaryFolder
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import real_path
@@ -26,9 +27,16 @@ class Bundle:
     """A checked bundle on disk. A context manager; ``close()`` removes what a zip was unpacked to."""
 
     def __init__(
-        self, root: Path, manifest: Manifest, *, unpacked: TemporaryFolder | None = None, source: Path | None = None
+        self,
+        root: Path,
+        manifest: Manifest,
+        *,
+        signature: SignatureState | None = None,
+        unpacked: TemporaryFolder | None = None,
+        source: Path | None = None,
     ) -> None:
         self.root = root
+        self.signature = signature or SignatureState(status="unchecked", message="the signature was not looked at")
         self.manifest = manifest
         self.source = source or root
         self._closed = False
@@ -94,33 +102,43 @@ class Bundle:
         return f"Bundle({str(self.source)!r}, task={self.manifest.task!r}, files={len(self.manifest.files)})"
 
 
-def open_bundle(path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BUNDLE_BYTES) -> Bundle:
-    """Open a bundle folder or zip and check all of it: manifest, sizes, checksums, no unlisted file, no link outside.
+def open_bundle(
+    path: Path | str, *, quiet: bool = True, max_bytes: int = MAX_BUNDLE_BYTES, trust: Trust | None = None
+) -> Bundle:
+    """Open a bundle folder or zip and check all of it: manifest, sizes, checksums, no unlisted file, no link outside,
+    and its signature, where it has one (``.signature`` says what came of it).
 
     A zip is unpacked to a temporary folder first, to at most ``max_bytes``. Content of ``engines/`` is not covered by
-    the checksums and is ignored. Raises BundleError naming the first file that is wrong.
+    the checksums and is ignored. ``trust`` says which keys are trusted and whether a signature is required (None:
+    ``find_trust()``, the environment and the user's folder). Raises BundleError naming the first file that is wrong.
     """
     path = Path(path)
+    trust = trust or find_trust()
     if not path.exists():
         raise BundleError(f"{path}: no such file or folder; give a bundle folder or its .zip")
     if path.is_dir():
-        return _open_folder(real_path(path), source=path, quiet=quiet)
+        return _open_folder(real_path(path), source=path, quiet=quiet, trust=trust)
     if not path.is_file():
         raise BundleError(f"{path}: neither a folder nor a regular file")
     unpacked = TemporaryFolder()
     with contextlib.ExitStack() as on_failure:  # also Ctrl-C must not leave gigabytes in the temporary folder
         on_failure.callback(unpacked.remove)
         unpack_checked(path, unpacked.root, max_bytes=max_bytes)
-        bundle = _open_folder(unpacked.root, source=path, quiet=quiet, unpacked=unpacked)
+        bundle = _open_folder(unpacked.root, source=path, quiet=quiet, trust=trust, unpacked=unpacked)
         on_failure.pop_all()
     return bundle
 
 
-def _open_folder(root: Path, *, source: Path, quiet: bool, unpacked: TemporaryFolder | None = None) -> Bundle:
+def _open_folder(
+    root: Path, *, source: Path, quiet: bool, trust: Trust, unpacked: TemporaryFolder | None = None
+) -> Bundle:
     manifest = read_manifest(root)
+    # Before the files: who may not be believed need not be hashed.
+    signature = check_signature(root, trust=trust)
+    refuse_signature(signature, trust=trust, where=source)
     for problem in compare_files(root, manifest, quiet=quiet):
         raise BundleError(f"{source}: {problem}")
-    return Bundle(root, manifest, unpacked=unpacked, source=source)
+    return Bundle(root, manifest, signature=signature, unpacked=unpacked, source=source)
 
 
 def as_bundle(source: Bundle | Path | str) -> Bundle:

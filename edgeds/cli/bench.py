@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
 from edgeds.specs import Resolution
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", metavar="HxW,HxW", help="frame sizes to send (default: the bundle's resolutions)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: the physical cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
 
 if TYPE_CHECKING:
     from edgeds.engines.install import BuildHost, InstalledEngine
+    from edgeds.engines.installed import RemovedEngine
 
 SUMMARY = "Build the TensorRT engine of a bundle, check it against the golden samples, and install it."
 
@@ -21,6 +23,7 @@ examples:
   edgeds build yolo.bundle --max-batch 4 --json     batches up to 4; the result as JSON
   edgeds build yolo.bundle --rtx 86                 with TensorRT-RTX for RTX 30 GPUs, on any machine, without a GPU
   edgeds build yolo.bundle --precision float        the float model, to compare with
+  edgeds build yolo.bundle --prune                  and remove engines that an update of JetPack left behind
 
 The engine goes to BUNDLE/engines/FINGERPRINT/, or to the user's cache where the bundle cannot be written. It belongs to
 this GPU and this TensorRT version and is never used elsewhere: copy the bundle, not the engine.
@@ -50,13 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dla-core", type=int, metavar="N", help="build for this DLA core, where the module has one")
     parser.add_argument("--sparsity", action="store_true", default=None, help="use 2:4 sparse weights")
     parser.add_argument("--force", action="store_true", help="build even if the engine is there")
+    parser.add_argument(
+        "--prune", action="store_true", help="then remove this bundle's engines that do not fit this machine any more"
+    )
     parser.add_argument("--no-measure", action="store_true", help="skip measuring latencies after the build")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from edgeds.bundle import open_bundle
     from edgeds.engines.install import install_engine
+    from edgeds.engines.installed import remove_unfit
     from edgeds.specs import Resolution
 
     for name, low, high in (("max_batch", 1, 4096), ("workspace_mib", 1, 1 << 20), ("optimization_level", 0, 5)):
@@ -66,10 +74,12 @@ def run(args: argparse.Namespace) -> int:
     buckets = None
     if args.sizes is not None:
         buckets = [Resolution.parse(part) for part in args.sizes.split(",")]
+    removed: tuple[RemovedEngine, ...] = ()
     with open_bundle(args.bundle, quiet=args.quiet) as bundle:
+        host = open_host(args)
         found = install_engine(
             bundle,
-            host=open_host(args),
+            host=host,
             precision=args.precision,
             max_batch=args.max_batch,
             buckets=buckets,
@@ -78,10 +88,14 @@ def run(args: argparse.Namespace) -> int:
             measure_seconds=0.0 if args.no_measure else 5.0,
             quiet=args.quiet,
         )
+        if args.prune:
+            removed = remove_unfit(bundle, host=host, keep=found.manifest.fingerprint)
     if args.json:
-        emit_json(result_json(found))
+        emit_json({**result_json(found), "removed": removed})
     else:
         emit_text("\n".join(describe(found)))
+        for engine in removed:
+            emit_text(f"removed {engine.folder} ({engine.size_bytes / 1e6:.1f} MB): {engine.reason}")
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, zip_bundle
-from edgeds.cli.options import add_action
+from edgeds.cli.options import add_action, add_trust, given_path
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import read_json, read_regular
@@ -28,19 +28,31 @@ examples:
   edgeds bundle verify yolo.bundle.zip --json
   edgeds bundle zip yolo.bundle yolo.zip      then copy yolo.zip to the device
   edgeds bundle unzip yolo.zip yolo.bundle
+  edgeds bundle keygen team.key                        team.key stays here, team.key.pub goes to the devices
+  edgeds bundle sign yolo.bundle --key team.key
+  edgeds bundle verify yolo.bundle --trust team.key.pub
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="create|show|verify|zip|unzip")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="create|show|verify|zip|unzip|keygen|sign")
     _add_create(add_action(actions, "create", help="quantize a model and pack it", examples=EXAMPLES))
     for name, text in (("show", "print what a bundle holds"), ("verify", "check every file; exit 1 when not sound")):
         action = add_action(actions, name, help=text, examples=EXAMPLES)
         action.add_argument("bundle", metavar="BUNDLE", type=Path, help="bundle folder or zip")
+        add_trust(action)
+    keygen = add_action(actions, "keygen", help="make a key pair to sign bundles with", examples=EXAMPLES)
+    keygen.add_argument("out", metavar="FILE", type=given_path, help="private key to write; the public one is FILE.pub")
+    sign = add_action(
+        actions, "sign", help="sign a bundle folder, so that devices can tell who made it", examples=EXAMPLES
+    )
+    sign.add_argument("bundle", metavar="BUNDLE", type=Path, help="bundle folder")
+    sign.add_argument("--key", metavar="FILE", type=given_path, required=True, help="private key")
     for name, first, second in (("zip", "BUNDLE", "OUT.zip"), ("unzip", "BUNDLE.zip", "OUT")):
         action = add_action(actions, name, help=f"{name} a bundle, checking it", examples=EXAMPLES)
         action.add_argument("source", metavar=first, type=Path)
         action.add_argument("target", metavar=second, type=Path)
+        add_trust(action)
 
 
 def _add_create(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +100,10 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"create": _create, "show": _show, "verify": _verify, "zip": _zip, "unzip": _unzip}
+    actions = {
+        **{"create": _create, "show": _show, "verify": _verify, "zip": _zip, "unzip": _unzip},
+        **{"keygen": _keygen, "sign": _sign},
+    }
     return actions[args.action](args)
 
 
@@ -137,8 +152,10 @@ def _show(args: argparse.Namespace) -> int:
     with open_bundle(args.bundle, quiet=args.quiet) as bundle:
         manifest = bundle.manifest
         if args.json:
-            emit_json({"bundle": args.bundle, **_summary(manifest), "manifest": manifest, "ok": True})
+            state = {"signature": bundle.signature, "ok": True}
+            emit_json({"bundle": args.bundle, **_summary(manifest), "manifest": manifest, **state})
             return 0
+        signature = bundle.signature.message
     emit_text(f"task        {manifest.task}   precision {manifest.precision}   max batch {manifest.max_batch}")
     emit_text(f"models      {', '.join(f'{key}: {name}' for key, name in manifest.models.items())}")
     for label, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
@@ -150,7 +167,7 @@ def _show(args: argparse.Namespace) -> int:
         emit_text(f"{label:<11} {', '.join(parts) or '-'}")
     for note in (manifest.calibration or {}).get("notes") or ():
         emit_text(f"note        {note}")
-    for label, text in (("target", manifest.target), ("licence", manifest.license)):
+    for label, text in (("target", manifest.target), ("licence", manifest.license), ("signature", signature)):
         if text:
             emit_text(f"{label:<11} {_short(text)}")
     for name, entry in sorted(manifest.files.items()):
@@ -188,6 +205,29 @@ def _zip(args: argparse.Namespace) -> int:
 def _unzip(args: argparse.Namespace) -> int:
     unzip_bundle(args.source, args.target, quiet=args.quiet)
     return _written(args)
+
+
+def _keygen(args: argparse.Namespace) -> int:
+    from edgeds.bundle.keys import make_keys
+
+    made = make_keys(args.out)
+    if args.json:
+        emit_json(made)
+    else:
+        emit_text(f"{made.private}   private: keep it where bundles are made")
+        emit_text(f"{made.public}   public, key {made.key_id}: for the devices (--trust, or ~/.config/edgeds/trusted/)")
+    return 0
+
+
+def _sign(args: argparse.Namespace) -> int:
+    from edgeds.bundle.signature import sign_bundle
+
+    signature = sign_bundle(args.bundle, key=args.key)
+    if args.json:
+        emit_json({"bundle": args.bundle, "key_id": signature.key_id, "ok": True})
+    else:
+        emit_text(f"{args.bundle}: signed by key {signature.key_id}")
+    return 0
 
 
 def _written(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from edgeds.cli.detector import add_detector_arguments, open_detector
+from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
 from edgeds.report.accuracy import evaluate_detector
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N images")
     parser.add_argument("--min-map", type=float, metavar="X", help="exit with 1 when mAP50-95 is below X (0 to 1)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:

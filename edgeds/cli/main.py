@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgeds._version import __version__
-from edgeds.cli.options import add_common
+from edgeds.cli.options import add_common, trusting
 from edgeds.cli.output import StdoutError, flush_stdout, reserve_stdout
 from edgeds.errors import EdgedsError, SpecError
 
@@ -129,6 +129,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
         stack.enter_context(_signals_clean_up())
         if getattr(args, "json", False):
             stack.enter_context(reserve_stdout())
+        stack.enter_context(trusting(args))
         code: int = args._run(args)
     flush_stdout()
     return code

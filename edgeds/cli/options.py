@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,47 @@ def add_action(actions: Any, name: str, *, help: str, examples: str = "") -> arg
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_common(parser, inner=True)
     return parser
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust`` and ``--require-signature``; ``trusting`` makes them hold."""
+    group = parser.add_argument_group("who made the bundle")
+    group.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        type=given_path,
+        metavar="KEY.pub",
+        help="the bundle must be signed with this key, or another one given, repeatable",
+    )
+    group.add_argument("--require-signature", action="store_true", help="refuse bundles that no trusted key signed")
+
+
+@contextlib.contextmanager
+def trusting(args: argparse.Namespace) -> Iterator[None]:
+    """Make the options hold wherever this process, and those it starts, open a bundle: they become its environment.
+
+    A missing or foreign key file is a SpecError here, before any work.
+    """
+    given = getattr(args, "trust", [])
+    if not given and not getattr(args, "require_signature", False):
+        yield
+        return
+    from edgeds.bundle.signature import KEYS_VARIABLE, REQUIRE_VARIABLE, find_trust
+
+    before = {name: os.environ.get(name) for name in (KEYS_VARIABLE, REQUIRE_VARIABLE)}
+    listed = [str(path.absolute()) for path in given] or [text for text in [before[KEYS_VARIABLE]] if text]
+    os.environ[KEYS_VARIABLE] = os.pathsep.join(listed)
+    os.environ[REQUIRE_VARIABLE] = "1"
+    try:
+        find_trust()
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _examples_of(action: str, examples: str) -> str:

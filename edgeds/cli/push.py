@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssh-option", action="append", default=[], metavar="KEY=VALUE", help="passed to ssh as -o, repeatable"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:

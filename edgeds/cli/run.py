@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 from edgeds.cli.detector import add_detector_arguments, open_detector
-from edgeds.cli.options import given_path
+from edgeds.cli.options import add_trust, given_path
 from edgeds.cli.output import emit_line, emit_text
 from edgeds.cli.saving import ResultWriter
 from edgeds.errors import SpecError
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frames", type=int, metavar="N", help="stop after N frames in all")
     parser.add_argument("--json", action="store_true", help="print one JSON line per frame")
+    add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -138,10 +138,7 @@ def quantize_model(
         threads=threads,
         quiet=quiet,
     )
-    table_to = Path(table_out).absolute() if table_out is not None else None
-    if table_to is not None:
-        version_number(table_version)
-    places = _check_places(Path(model_path), Path(out), Path(cpu_out) if cpu_out is not None else None, table_to)
+    places = _check_places(Path(model_path), Path(out), cpu=cpu_out, table=table_out, table_version=table_version)
     selection = selection or Selection()
     model = prepare_float(places.source)
     view = GraphView(model, copy=False)
@@ -174,11 +171,9 @@ def quantize_model(
             )
     report = _report(places, model, fitted, found=found, cpu=cpu, methods=methods)
     report = replace(report, seconds=time.perf_counter() - started)
-    if places.table is not None:
-        left_out = write_table(ranges, places.table, version=table_version)
-        if left_out:
-            note = f"{places.table}: {len(left_out)} tensors without a usable range left out ('{left_out[0]}', ...)"
-            report = replace(report, notes=(*report.notes, note))
+    if places.table is not None and (left_out := write_table(ranges, places.table, version=table_version)):
+        note = f"{places.table}: {len(left_out)} tensors without a usable range left out ('{left_out[0]}', ...)"
+        report = replace(report, notes=(*report.notes, note))
     _write_all(places, fitted.model, cpu.model if cpu is not None else None, table=found.table, report=report)
     return report
 
@@ -225,8 +220,12 @@ class _Places:
         return self.target.with_suffix(".report.json")
 
 
-def _check_places(source: Path, target: Path, cpu: Path | None, table: Path | None) -> _Places:
+def _check_places(
+    source: Path, target: Path, *, cpu: str | Path | None, table: str | Path | None, table_version: str
+) -> _Places:
     """Refuse before hours of calibration what could not be written after them, or would overwrite the float model."""
+    version_number(table_version)
+    cpu, table = (Path(path).absolute() if path is not None else None for path in (cpu, table))
     outputs = [path for path in (target, cpu, table) if path is not None]
     for path in outputs:
         if path.is_dir():
@@ -242,7 +241,6 @@ def _check_places(source: Path, target: Path, cpu: Path | None, table: Path | No
             raise SpecError(f"{path}: its folder cannot be written to: {error.strerror or error}") from error
     if len({real_path(path) for path in outputs}) != len(outputs):
         raise SpecError(f"{target}: what is to be written needs different files")
-    cpu = cpu.absolute() if cpu is not None else None
     return _Places(source=source, target=target.absolute(), cpu=cpu, table=table)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from edgeds.bundle import Bundle
 from edgeds.bundle.manifest import ENGINES_FOLDER, MANIFEST_NAME
+from edgeds.bundle.signature import find_trust
 from edgeds.engines.engine_manifest import EngineManifest, check_plan, read_engine_manifest
 from edgeds.engines.fingerprint import EngineKey
 from edgeds.errors import BundleError, EngineMismatch
@@ -97,7 +98,12 @@ def engine_folders(bundle: Bundle, *, cache: Path | None = None) -> Iterator[Pat
 def find_engine(
     bundle: Bundle, *, accepts: Callable[[EngineManifest], bool], cache: Path | None = None
 ) -> tuple[Path, EngineManifest] | None:
-    """The best sound engine that ``accepts``: fewest profiles first. Damaged ones are skipped with a warning."""
+    """The best sound engine that ``accepts``: fewest profiles first. Damaged ones are skipped with a warning.
+
+    Where a signature is required, only engines that this user built here count: a plan is code that runs on the GPU,
+    and the signature of the bundle does not cover ``engines/``.
+    """
+    only_own = find_trust().required
     found: list[tuple[Path, EngineManifest]] = []
     for folder in engine_folders(bundle, cache=cache):
         try:
@@ -113,8 +119,28 @@ def find_engine(
         except EngineMismatch as error:
             LOGGER.warning("skipping a damaged engine: %s", error)
             continue
+        if only_own and not was_built_here(manifest.plan_sha256, cache=cache):
+            LOGGER.warning("skipping %s: a signature is required, and this user did not build it here", folder)
+            continue
         return folder, manifest
     return None
+
+
+def record_built(plan_sha256: str, *, cache: Path | None = None) -> None:
+    """Remember in the user's cache that a plan was built here. Best effort: without it an engine is built again."""
+    folder = _built_folder(cache)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / plan_sha256).touch()
+
+
+def was_built_here(plan_sha256: str, *, cache: Path | None = None) -> bool:
+    """Whether this user built the plan on this machine."""
+    return (_built_folder(cache) / plan_sha256).is_file()
+
+
+def _built_folder(cache: Path | None) -> Path:
+    return (cache or cache_dir()) / ENGINES_FOLDER / "built"
 
 
 def find_serving(bundle: Bundle, key: EngineKey, *, cache: Path | None = None) -> tuple[Path, EngineManifest] | None:

@@ -35,6 +35,7 @@ from edgeds.engines.engine_store import (
     choose_store,
     engine_lock,
     find_serving,
+    record_built,
     remove_abandoned,
     staging_folder,
 )
@@ -137,6 +138,7 @@ def install_engine(
                 f"{store.folder}: the disk is full ({free} MiB free, about {need_bytes >> 20} MiB needed); free some "
                 "and build again; nothing was installed"
             ) from error
+    record_built(manifest.plan_sha256, cache=cache)
     return InstalledEngine(folder=store.folder / name, manifest=manifest, cached=False, notes=manifest.notes)
 
 

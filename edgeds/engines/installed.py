@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeds.bundle import Bundle
 from edgeds.engines.build_host import BuildHost, find_host
 from edgeds.engines.engine_manifest import EngineManifest, check_host, check_plan, read_engine_manifest
-from edgeds.engines.engine_store import engine_folders, find_engine
+from edgeds.engines.engine_store import engine_folders, engine_lock, find_engine
 from edgeds.engines.fingerprint import model_digest
 from edgeds.errors import EngineMismatch
 
@@ -64,6 +67,43 @@ def explain_missing(bundle: Bundle, *, host: BuildHost, cache: Path | None = Non
         except EngineMismatch as error:
             reasons.append(str(error))
     return reasons[0] if reasons else "no engine was built from this bundle on this machine; run 'edgeds build BUNDLE'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedEngine:
+    """An engine folder that was removed, its size and why it could not be used."""
+
+    folder: Path
+    size_bytes: int
+    reason: str
+
+
+def remove_unfit(bundle: Bundle, *, host: BuildHost, keep: str, cache: Path | None = None) -> tuple[RemovedEngine, ...]:
+    """Remove this bundle's engines that ``host`` cannot run: of another GPU, TensorRT or model, or damaged.
+
+    Engines that fit stay, whatever their precision and profiles, and so does the one with fingerprint ``keep``. A
+    process that runs a removed engine keeps it: the files are gone from the folder only.
+    """
+    removed = []
+    for folder in list(engine_folders(bundle, cache=cache)):
+        if folder.name == keep:
+            continue
+        try:
+            manifest = read_engine_manifest(folder)
+            check_plan(folder, manifest)
+            reason = _mismatch(bundle, manifest, host)
+        except EngineMismatch as error:
+            reason = str(error)
+        if reason is None:
+            continue
+        with engine_lock(folder.parent, folder.name):
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            aside = folder.with_name(f".{folder.name}-removed-{os.getpid()}")  # never seen half removed
+            with contextlib.suppress(OSError):
+                folder.rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)
+                removed.append(RemovedEngine(folder=folder, size_bytes=size, reason=reason))
+    return tuple(removed)
 
 
 def _mismatch(bundle: Bundle, manifest: EngineManifest, host: BuildHost) -> str | None:

@@ -18,6 +18,9 @@ from typing import Any
 
 from edgeds._version import __version__
 from edgeds.bundle import Bundle
+from edgeds.bundle.keys import key_id
+from edgeds.bundle.manifest import SIGNATURE_NAME
+from edgeds.bundle.signature import find_trust
 from edgeds.engines.push_device import (
     Facts,
     PushCheck,
@@ -103,12 +106,14 @@ def push_bundle(
         facts = probe(remote, remote_dir=remote_dir, name=name, make=True)
         check_folder(facts, target)
         sent, sent_bytes = _copy(push, bundle.root, facts.folder)
-        push.note("copy", f"{len(sent)} of {len(bundle.manifest.files) + 1} files sent to {facts.folder}")
+        files = len(bundle.manifest.files) + 1 + (bundle.root / SIGNATURE_NAME).is_file()
+        push.note("copy", f"{len(sent)} of {files} files sent to {facts.folder}")
+        trust = _copy_trust(push, facts.folder)
         built = measured = None
         if build and (facts.tensorrt is not None or facts.jetson is not None):
-            built = _build(push, interpreter, facts.folder, options=build_options)
+            built = _build(push, interpreter, facts.folder, options=[*build_options, *trust])
         if bench_seconds > 0:
-            measured = _bench(push, interpreter, facts.folder, seconds=bench_seconds)
+            measured = _bench(push, interpreter, facts.folder, seconds=bench_seconds, options=trust)
     return PushReport(
         host=str(target),
         remote_dir=facts.folder,
@@ -187,6 +192,20 @@ def _copy(push: _Push, source: Path, folder: str) -> tuple[tuple[str, ...], int]
     return tuple(sent), sent_bytes
 
 
+def _copy_trust(push: _Push, folder: str) -> list[str]:
+    """Where a signature is required here, it is there too: send the trusted public keys; the options that name them."""
+    trust = find_trust()
+    if not trust.required:
+        return []
+    with tempfile.TemporaryDirectory() as local:
+        names = [f"{key_id(raw)}.pub" for raw in trust.keys.values()]
+        for name, path in zip(names, trust.keys, strict=True):
+            shutil.copyfile(path, Path(local) / name)
+        _copy(push, Path(local), f"{folder}.trusted")
+    push.note("signature", f"{push.bundle.signature.message}; its {len(names)} trusted key(s) are on the device")
+    return [option for name in names for option in ("--trust", f"{folder}.trusted/{name}")]
+
+
 def _lines(stream: Any) -> Any:
     """Text between carriage returns or newlines, as it comes: rsync redraws its progress with carriage returns."""
     rest = b""
@@ -212,10 +231,12 @@ def _build(push: _Push, interpreter: str, folder: str, *, options: Sequence[str]
     return data
 
 
-def _bench(push: _Push, interpreter: str, folder: str, *, seconds: float) -> Mapping[str, Any] | None:
+def _bench(
+    push: _Push, interpreter: str, folder: str, *, seconds: float, options: Sequence[str]
+) -> Mapping[str, Any] | None:
     """A short measurement. Its failure is noted and does not undo the push: images may need OpenCV there."""
     command = [interpreter, "-m", "edgeds", "bench", folder, "--json", "--quiet", "--warmup", "1"]
-    done = push.remote.run([*command, "--seconds", f"{seconds:g}"])
+    done = push.remote.run([*command, "--seconds", f"{seconds:g}", *options])
     data = find_json(done.stdout)
     if done.returncode or data is None:
         push.note("bench", f"could not be measured: {_failure(done)}", ok=False, required=False)

@@ -23,6 +23,7 @@ from edgeds.engines import engine_store
 from edgeds.engines.engine_latency import shape_key
 from edgeds.engines.engine_manifest import check_host, check_plan, read_engine_manifest
 from edgeds.engines.install import explain_missing, find_installed, install_engine
+from edgeds.engines.installed import remove_unfit
 from edgeds.engines.variant import choose_variant
 from edgeds.errors import BuildError, BundleError, EngineMismatch, SpecError
 
@@ -376,3 +377,33 @@ def test_latency_keys_are_those_of_the_batcher() -> None:
         shapes = {spec.name: (2, 3, 8, 8) if spec.name == "x" else (2,) for spec in inputs}
         feeds = {name: np.zeros(shape) for name, shape in shapes.items()}
         assert shape_key(shapes, inputs) == request_key(feeds, inputs)
+
+
+def test_where_a_signature_is_required_only_own_engines_run(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that came along with the bundle is code that nobody signed: it is built again."""
+    install(bundle)
+    assert install(bundle).cached
+    monkeypatch.setenv("EDGEDS_REQUIRE_SIGNATURE", "1")
+    assert install(bundle).cached  # this user built it here
+    monkeypatch.setenv("EDGEDS_CACHE", str(tmp_path / "of another user"))
+    host = fake_host(None)
+    assert find_installed(bundle, host=host) is None
+    assert not install(bundle).cached
+    assert install(bundle).cached
+    assert find_installed(bundle, host=host) is not None
+
+
+def test_engines_that_fit_no_more_are_removed_when_asked(bundle: Bundle) -> None:
+    old = install(bundle, host={"tensorrt": "10.3.0"}).folder
+    kept = install(bundle, profiles=[profile(high=2, side=4)], host={"tensorrt": "10.7.0"}).folder
+    new = install(bundle, host={"tensorrt": "10.7.0"})
+    damaged = old.with_name("0123")
+    damaged.mkdir()
+    removed = remove_unfit(bundle, host=fake_host(None, tensorrt="10.7.0"), keep=new.manifest.fingerprint)
+    assert {engine.folder for engine in removed} == {old, damaged}
+    assert all(engine.reason for engine in removed)
+    assert next(engine for engine in removed if engine.folder == old).size_bytes > 0
+    assert set(left_over(bundle)) == {kept.name, new.folder.name}
+    assert remove_unfit(bundle, host=fake_host(None, tensorrt="10.7.0"), keep=new.manifest.fingerprint) == ()

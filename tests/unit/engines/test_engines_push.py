@@ -19,6 +19,9 @@ from install_fakes import make_bundle
 from ssh_server import ROOT, Server, serve_ssh
 
 from edgeds.bundle import Bundle, Manifest, open_bundle, verify_bundle, write_bundle
+from edgeds.bundle.keys import make_keys
+from edgeds.bundle.manifest import SIGNATURE_NAME
+from edgeds.bundle.signature import sign_bundle
 from edgeds.doctor import TINY_MODEL
 from edgeds.engines import push_device, push_ssh
 from edgeds.engines.jetson import Jetson
@@ -83,6 +86,28 @@ def test_a_bundle_is_copied_built_and_checked_on_the_device(bundle: Bundle, serv
     assert (again.sent, again.sent_bytes) == ((), 0)
     assert again.build is not None
     assert again.build["cached"] is True
+
+
+def test_a_required_signature_is_required_on_the_device_too(
+    bundle: Bundle, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public key travels along, the device checks with it, and a bundle changed there is refused there."""
+    pair = make_keys(tmp_path / "team.key")
+    sign_bundle(bundle.root, key=pair.private)
+    monkeypatch.setenv("EDGEDS_TRUSTED_KEYS", str(pair.public))
+    monkeypatch.setenv("EDGEDS_REQUIRE_SIGNATURE", "1")
+    server.set_mode("tensorrt 10.3.0")
+    with open_bundle(bundle.root) as signed:
+        report = push(signed, server)
+        assert report.ok
+        assert SIGNATURE_NAME in report.sent
+        assert f"signed by key {pair.key_id}" in messages(report)["signature"]
+        assert report.build is not None
+        assert [path.name for path in Path(f"{report.remote_dir}.trusted").iterdir()] == [f"{pair.key_id}.pub"]
+        assert not list(server.home.rglob("team.key"))  # the private key stays here
+        again = push(signed, server)
+        assert again.build is not None
+        assert again.build["cached"] is True
 
 
 def test_only_what_changed_is_sent_and_what_is_gone_is_removed(bundle: Bundle, server: Server, tmp_path: Path) -> None:
