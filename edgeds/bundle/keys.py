@@ -49,11 +49,16 @@ def make_keys(out: str | Path) -> KeyPair:
     shared = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     written: list[Path] = []
     with contextlib.ExitStack() as on_failure:  # no half pair
-        on_failure.callback(lambda: [path.unlink(missing_ok=True) for path in written])
+        on_failure.callback(_remove, written)
         for path, text, mode in ((private, secret, 0o600), (public, shared, 0o644)):
             _write_new(path, text, mode=mode, written=written)
         on_failure.pop_all()
     return KeyPair(private=private, public=public, key_id=key_id(raw_public(key.public_key())))
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _write_new(path: Path, text: bytes, *, mode: int, written: list[Path]) -> None:

@@ -139,13 +139,9 @@ def quantize_model(
         quiet=quiet,
     )
     places = _check_places(Path(model_path), Path(out), cpu=cpu_out, table=table_out, table_version=table_version)
-    selection = selection or Selection()
     model = prepare_float(places.source)
     view = GraphView(model, copy=False)
-    tail = find_detector_tail(view) if selection.keep_tail else EMPTY_TAIL
-    plan = plan_placement(view, tail, selection)
-    if not plan.nodes:
-        raise ModelError(f"{places.source}: nothing to quantize: {_why_nothing(plan)}")
+    plan = _place(view, selection or Selection(), where=places.source)
     wanted = (*plan.tensors, *(cpu_tensors(view, plan) if cpu_out is not None else ()))
     found = find_ranges(model, wanted, calibration=calibration, settings=settings)
     with stage("choosing the method", quiet=quiet):
@@ -197,11 +193,16 @@ def measure_ranges(
     )
     model = prepare_float(Path(model_path))
     view = GraphView(model, copy=False)
-    plan = plan_placement(view, find_detector_tail(view), Selection())
-    if not plan.nodes:
-        raise ModelError(f"{model_path}: nothing to quantize: {_why_nothing(plan)}")
+    plan = _place(view, Selection(), where=model_path)
     wanted = (*plan.tensors, *cpu_tensors(view, plan))
     return find_ranges(model, wanted, calibration=calibration, settings=settings).table
+
+
+def _place(view: GraphView, selection: Selection, *, where: str | Path) -> QdqPlan:
+    plan = plan_placement(view, find_detector_tail(view) if selection.keep_tail else EMPTY_TAIL, selection)
+    if not plan.nodes:
+        raise ModelError(f"{where}: nothing to quantize: {_why_nothing(plan)}")
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)
