@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import types
@@ -96,12 +97,33 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a deployment must keep to; None means no limit."""
+    """What a deployment must keep to; None means no limit.
+
+    ``fps`` is per stream, ``energy_mj`` per frame, ``latency_p99_ms`` what 99 of 100 responses must keep,
+    ``min_accuracy`` in points of 100.
+    """
 
     watts: float | None = None
     fps: float | None = None
     latency_ms: float | None = None
     memory_mib: float | None = None
+    latency_p99_ms: float | None = None
+    energy_mj: float | None = None
+    min_accuracy: float | None = None
+    streams: int = 1
+
+    def __post_init__(self) -> None:
+        if self.streams < 1:
+            raise SpecError(f"streams {self.streams}: need at least 1")
+        for name in ("watts", "fps", "latency_ms", "memory_mib", "latency_p99_ms", "energy_mj", "min_accuracy"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name} {value}: a limit is a finite number above 0")
+
+    @property
+    def total_fps(self) -> float | None:
+        """Frames per second of all streams together."""
+        return None if self.fps is None else self.fps * self.streams
 
 
 def to_json(value: Any) -> Any:

@@ -149,6 +149,11 @@ def module_power(times: Sequence[KernelTime], *, machine: Machine, coefficients:
     return c.static_w * one + c.memory_static_w * peak + c.gpu_w * gpu + c.dram_w * moved
 
 
+def idle_power(machine: Machine, coefficients: PowerCoefficients) -> float:
+    """Watts that do not depend on work: the fit's static terms. What runs less than all the time lies between."""
+    return coefficients.static_w + coefficients.memory_static_w * machine.dram_gb_s / 100
+
+
 def memory_mib(kernels: Sequence[Kernel], *, work: ModelWork, precision: str) -> float:
     """Weights, twice the largest input and output of a layer, and a workspace; without runtime libraries."""
     quantized = work.is_quantized

@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from edgeds.bundle.manifest import MANIFEST_NAME, FileEntry, Manifest, check_names
+from edgeds.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, FileEntry, Manifest, check_names
+from edgeds.bundle.reader import Bundle
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import atomic_dir, write_json
 from edgeds.specs import to_json
@@ -34,6 +36,25 @@ def write_bundle(
         entries = {name: _put(temporary / name, files[name]) for name in sorted(files)}
         write_json(temporary / MANIFEST_NAME, to_json(dataclasses.replace(manifest, files=entries)))
     return out
+
+
+def change_manifest(bundle: Bundle, **changes: Any) -> Manifest:
+    """Replace fields of an opened bundle folder's manifest, atomically. Its files stay as they are.
+
+    Raises BundleError for a zip, for a signed bundle (its signature would fit no more), and when it cannot be written.
+    """
+    if bundle.source.is_file():
+        raise BundleError(f"{bundle.source}: is a zip; unzip it, change the folder and zip that")
+    if bundle.signature.status != "unsigned":
+        raise BundleError(
+            f"{bundle.source}: is signed, and a change would end that; remove {SIGNATURE_NAME}, change it, sign again"
+        )
+    manifest = dataclasses.replace(bundle.manifest, **changes)
+    try:
+        write_json(bundle.root / MANIFEST_NAME, to_json(manifest))
+    except OSError as error:
+        raise BundleError(f"{bundle.source}: the manifest cannot be written: {error.strerror or error}") from error
+    return manifest
 
 
 def _put(target: Path, content: str | Path | bytes) -> FileEntry:

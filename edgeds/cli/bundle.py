@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeds.boards.stored_plan import read_stored_plan
 from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, zip_bundle
 from edgeds.cli.options import add_action, add_trust, given_path
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import read_json, read_regular
-from edgeds.specs import Resolution, from_json
+from edgeds.specs import Budget, Resolution, from_json
 
 SUMMARY = "Create, show, verify, zip and unzip bundles: the folder that holds a model and all a device needs to run it."
 
@@ -88,7 +89,10 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
         metavar="POINTS",
         help="write nothing when INT8 loses more mAP50-95 (0.5: half a point)",
     )
-    parser.add_argument("--target", metavar="NAME[@MODE]", help="board the bundle is meant for, recorded in it")
+    parser.add_argument("--target", metavar="NAME[@MODE]", help="board the bundle is meant for: a plan is stored in it")
+    parser.add_argument("--fps", type=float, metavar="F", help="of the plan: frames per second, at least")
+    parser.add_argument("--watts", type=float, metavar="W", help="of the plan: power of the module, at most")
+    parser.add_argument("--latency-ms", type=float, metavar="L", help="of the plan: response, at most")
     parser.add_argument("--names", type=Path, metavar="FILE", help="class names: one per line, or JSON list or object")
     parser.add_argument(
         "--head", metavar="FAMILY", help="output layout when the model does not say it: v8, v5, end2end, yolox, ..."
@@ -135,6 +139,7 @@ def _create(args: argparse.Namespace) -> int:
         split=args.split,
         max_drop=args.max_drop,
         target=args.target,
+        budget=_budget(args),
         replace=args.replace,
         quiet=args.quiet,
     )
@@ -146,6 +151,12 @@ def _create(args: argparse.Namespace) -> int:
     else:
         emit_text(str(path))
     return 0
+
+
+def _budget(args: argparse.Namespace) -> Budget | None:
+    if args.fps is None and args.watts is None and args.latency_ms is None:
+        return None
+    return Budget(fps=args.fps, watts=args.watts, latency_ms=args.latency_ms)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -167,6 +178,13 @@ def _show(args: argparse.Namespace) -> int:
         emit_text(f"{label:<11} {', '.join(parts) or '-'}")
     for note in (manifest.calibration or {}).get("notes") or ():
         emit_text(f"note        {note}")
+    plan = read_stored_plan(manifest.plan, where=f"{args.bundle}: plan")
+    if plan is not None:
+        power = "power unknown" if plan.power_w is None else f"{plan.power_w:.3g} W"
+        emit_text(
+            f"plan        {plan.target}@{plan.mode}, {plan.precision}, batch {plan.batch}: {plan.fps:.4g} FPS, "
+            f"{plan.latency_ms:.3g} ms, {power} ({plan.status})"
+        )
     for label, text in (("target", manifest.target), ("licence", manifest.license), ("signature", signature)):
         if text:
             emit_text(f"{label:<11} {_short(text)}")

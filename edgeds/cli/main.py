@@ -37,6 +37,7 @@ VERBS = {
     "run": "run a bundle on images, videos or cameras",
     "eval": "measure the accuracy of a bundle on a labelled data set",
     "bench": "measure frames per second and latency of a bundle",
+    "plan": "find power mode, precision, batch and size that meet a budget on a board",
     "predict": "predict latency, power and memory of a model on a board",
     "targets": "list boards and power modes with their sources",
     "monitor": "watch power, clocks, load and temperatures, live or from a tegrastats log",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeds._version import __version__
+from edgeds.boards.stored_plan import read_stored_plan
 from edgeds.bundle import Bundle, Manifest
 from edgeds.engines.build_host import BuildHost, find_host
 from edgeds.engines.engine_latency import measure_latencies
@@ -94,7 +95,8 @@ def install_engine(
 ) -> InstalledEngine:
     """Return an engine of ``bundle`` for ``host``: the installed one that serves, else a new one, checked.
 
-    ``max_batch`` and ``buckets`` default to the bundle's, ``profiles`` replace both. ``options`` are fields of
+    ``precision`` ``auto`` and ``max_batch`` default to the bundle's plan where it has one, else to what it is made for;
+    ``buckets`` to the bundle's. ``profiles`` replace both. ``options`` are fields of
     ``BuildOptions``. ``force`` builds although an engine is there. ``measure_seconds`` of 0 skips the latency table.
     ``keep_in`` is a folder to install into instead of the bundle or the cache.
     Two processes that ask for the same engine build it once: the second waits and takes it.
@@ -154,12 +156,16 @@ def _plan_job(
     cache: Path | None,
 ) -> _Job:
     manifest = bundle.manifest
+    plan = read_stored_plan(manifest.plan, where=f"{bundle.source}: plan")
+    if plan is not None and precision == "auto" and plan.build_precision in manifest.models:
+        precision = plan.build_precision
     variant, label, note = choose_variant(manifest, precision=precision, typing=host.typing)
     if profiles is None:
         from edgeds.engines.profiles import plan_profiles
 
         sizes = manifest.buckets if buckets is None else tuple(buckets)
-        batch = manifest.max_batch if max_batch is None else max_batch
+        planned = manifest.max_batch if plan is None else min(plan.batch, manifest.max_batch)
+        batch = planned if max_batch is None else max_batch
         profiles = plan_profiles(manifest.inputs, sizes, max_batch=batch)
     values = {"precision": BUILD_PRECISIONS[label], **host.fixed, **options}
     if "timing_cache" not in values and host.product == "tensorrt":

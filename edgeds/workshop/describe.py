@@ -15,12 +15,12 @@ from onnx import ModelProto
 from edgeds import __version__
 from edgeds.bundle import Manifest
 from edgeds.compress.quantize import QuantizeReport
-from edgeds.errors import SpecError
 from edgeds.files import sha256_file
 from edgeds.graph.io import input_specs, output_specs
 from edgeds.pipelines.yolo.layout import layout_to_json
 from edgeds.specs import Resolution, to_json
 from edgeds.workshop.detector import DetectorSetup, model_metadata
+from edgeds.workshop.planning import PlannedParts
 
 log = logging.getLogger("edgeds.workshop")
 
@@ -36,7 +36,7 @@ def build_manifest(
     max_batch: int,
     calibration: dict[str, Any] | None,
     accuracy: dict[str, Any] | None,
-    target: dict[str, str] | None,
+    planned: PlannedParts,
     speedup: float | None,
 ) -> Manifest:
     """Everything but the list of files, which ``write_bundle`` fills in. ``model`` is the float model of ``source``."""
@@ -56,7 +56,10 @@ def build_manifest(
         precision="int8" if calibration is not None else "float",
         calibration=calibration,
         accuracy=accuracy or None,
-        target=target,
+        target=planned.target,
+        budget=planned.budget,
+        plan=planned.plan,
+        predicted=planned.predicted,
         license=model_metadata(model).get("license", "").strip() or "unknown",
         provenance={
             "edgeds": __version__,
@@ -98,15 +101,3 @@ def note_uncalibrated(sizes: Sequence[Resolution], shapes: Mapping[str, int]) ->
     for note in notes:
         log.warning("%s", note)
     return notes
-
-
-def parse_target(text: str | None) -> dict[str, str] | None:
-    """``NAME`` or ``NAME@MODE`` as the manifest stores it. Raises SpecError for anything else."""
-    if text is None:
-        return None
-    name, at, mode = text.partition("@")
-    parts = (name, mode) if at else (name,)
-    if not all(part.strip() and part.isprintable() and "@" not in part for part in parts) or len(text) > 200:
-        raise SpecError(f"--target {text[:80]!r}: give NAME or NAME@MODE, for example orin-nano-8gb@15W")
-    log.warning("target %s is recorded in the bundle; nothing is planned or predicted for it in this version", text)
-    return {"name": name.strip(), **({"mode": mode.strip()} if at else {})}

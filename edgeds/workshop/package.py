@@ -29,13 +29,14 @@ from edgeds.graph.session import open_session
 from edgeds.pipelines.yolo.metadata import TASKS, parse_names
 from edgeds.progress import stage
 from edgeds.report.datasets import DetectionDataset
-from edgeds.specs import Resolution, to_json
-from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated, parse_target
+from edgeds.specs import Budget, Resolution, to_json
+from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated
 from edgeds.workshop.detector import DetectorSetup, describe_detector
 from edgeds.workshop.halfmodels import NAMES as HALF_NAMES
 from edgeds.workshop.halfmodels import make_half_models
 from edgeds.workshop.measure import check_drop, measure_accuracy, measure_speedup, open_labels, shared_images
 from edgeds.workshop.outfolder import claim_folder, writing_errors
+from edgeds.workshop.planning import parse_target, plan_parts
 
 log = logging.getLogger("edgeds.workshop")
 
@@ -82,6 +83,7 @@ def create_bundle(
     split: str | None = None,
     max_drop: float | None = None,
     target: str | None = None,
+    budget: Budget | None = None,
     replace: bool = False,
     quiet: bool = False,
 ) -> Path:
@@ -91,7 +93,7 @@ def create_bundle(
     model, what is given wins) or any other word for a model that is fed arrays. ``calib`` is what
     ``compress.open_calibration`` takes. With ``evaluate`` (a labelled folder, of it the ``split``) the accuracy of the
     float and the INT8 model is measured and stored; above ``max_drop`` points (of 100) of mAP50-95 lost, nothing is
-    written. ``target`` (``NAME`` or ``NAME@MODE``) is the board the bundle is meant for; it is recorded as given.
+    written. ``target`` (``NAME`` or ``NAME@MODE``) is its board: the plan within ``budget`` is stored in the bundle.
     ``replace`` gives up an older bundle at ``out``, which stays until the new one is complete.
 
     Raises SpecError for arguments that do not fit, ModelError, CalibrationError, and BundleError when ``out`` cannot
@@ -100,8 +102,7 @@ def create_bundle(
     _check_task(task, calib=calib, sizes=sizes, head=head, evaluate=evaluate)
     _check_options(calib, float_only=float_only, max_batch=max_batch)
     _check_measuring(evaluate, split=split, max_drop=max_drop, float_only=float_only)
-    board = parse_target(target)
-    source, folder_out = Path(model), Path(out)
+    board, source, folder_out = parse_target(target, budget=budget), Path(model), Path(out)
     with claim_folder(folder_out, replace=replace, ours=_bundle_entries(folder_out), what="a bundle"):
         loaded = load_model(source)
         setup = describe_detector(source, task=task, head=head, names=names, sizes=sizes) if task in TASKS else None
@@ -114,8 +115,11 @@ def create_bundle(
                 _note_calibration(parts, calibration, setup)
             if dataset is not None and setup is not None:
                 _measure(parts, setup, dataset, calib=calib, max_drop=max_drop, quiet=quiet)
-            cost = count_cost(load_model(parts.path("int8" if calibration else "float")), _cost_shapes(loaded, setup))
-            parts.files["cost.json"] = _json_bytes(to_json(cost))
+            cost = _count(parts, shapes=_cost_shapes(loaded, setup))
+            served = setup.sizes if setup is not None else ()
+            planned = plan_parts(
+                board, cost=cost, accuracy=parts.accuracy, budget=budget, sizes=served, max_batch=max_batch
+            )
             manifest = build_manifest(
                 loaded,
                 source=source,
@@ -126,11 +130,19 @@ def create_bundle(
                 max_batch=max_batch,
                 calibration=describe_calibration(parts.report, notes=parts.notes) if parts.report else None,
                 accuracy=parts.accuracy,
-                target=board,
+                planned=planned,
                 speedup=parts.speedup,
             )
             with writing_errors(folder_out):
                 return write_bundle(folder_out, files=parts.files, manifest=manifest, replace=replace)
+
+
+def _count(parts: _Parts, *, shapes: Any) -> dict[str, Any]:
+    """Per-layer costs of what the device runs, also put among the files."""
+    model = load_model(parts.path("int8" if "int8" in parts.models else "float"))
+    cost: dict[str, Any] = to_json(count_cost(model, shapes))
+    parts.files["cost.json"] = _json_bytes(cost)
+    return cost
 
 
 def _check_task(task: str, *, calib: Any, sizes: Any, head: Any, evaluate: Any) -> None:

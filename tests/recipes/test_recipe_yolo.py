@@ -68,17 +68,16 @@ def test_whole_recipe(recipe: ModuleType, arguments: list[str], tmp_path: Path, 
     assert {"float_map50_95", "int8_map50_95"} <= set(done["accuracy"])
     assert len(done["images"]) == 3
     manifest = json.loads((out / "bundle" / "bundle.json").read_bytes())
-    assert manifest["target"] == {"name": "orin-nano", "mode": "15W"}
+    assert manifest["target"] == {"name": "orin-nano-8gb", "mode": "15W"}
+    assert manifest["plan"]["status"] == "predicted"
     assert manifest["calibration"]["samples"] == 4  # the train half
     assert "mAP50-95 on 3 labelled images" in (out / "report.html").read_text(encoding="utf-8")
     assert recipe.main([*arguments, "--stop-after", "bundle"]) == 0  # running again renews
 
 
-def test_target_is_said_to_be_only_recorded(recipe: ModuleType, arguments: list[str], caplog: Any, capsys: Any) -> None:
-    assert recipe.main([*arguments, "--target", "orin-nano@15W", "--stop-after", "bundle"]) == 0
-    said = [record.getMessage() for record in caplog.records if "orin-nano@15W" in record.getMessage()]
-    assert len(said) == 1
-    assert "nothing is planned" in said[0]
+def test_an_unknown_target_is_refused_before_the_work(recipe: ModuleType, arguments: list[str], capsys: Any) -> None:
+    assert recipe.main([*arguments, "--target", "orin-mini@15W", "--stop-after", "bundle"]) == 2
+    assert "nearest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", ["fetch", "bundle", "pictures"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeds.errors import SpecError
-from edgeds.specs import Budget, Resolution, ShapeRange, TensorSpec, from_json, to_json
+from edgeds.specs import Resolution, ShapeRange, TensorSpec, from_json, to_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def test_to_json_gives_plain_values() -> None:
         "path": Path("a/b"),
         "scalar": np.float32(0.5),
         "array": np.arange(3),
-        "budget": Budget(watts=15),
+        "bound": ShapeRange(min=(1,), opt=(2,), max=(3,)),
         1: Resolution(2, 3),
     }
     assert json.loads(json.dumps(to_json(value))) == {
@@ -132,6 +132,6 @@ def test_to_json_gives_plain_values() -> None:
         "path": "a/b",
         "scalar": 0.5,
         "array": [0, 1, 2],
-        "budget": {"watts": 15, "fps": None, "latency_ms": None, "memory_mib": None},
+        "bound": {"min": [1], "opt": [2], "max": [3]},
         "1": "2x3",
     }

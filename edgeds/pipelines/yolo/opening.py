@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeds.boards.stored_plan import DEFAULT_DELAY_MS, read_stored_plan
 from edgeds.errors import EngineMismatch, SpecError
 from edgeds.pipelines.yolo.layout import HeadLayout, choose_layout
 from edgeds.pipelines.yolo.metadata import TASKS, parse_metadata, parse_names
@@ -44,6 +45,7 @@ def open_bundle_pipeline(
         manifest = bundle.manifest
         if manifest.task not in TASKS:
             raise SpecError(f"{bundle.source}: task {manifest.task!r} is not one of a YOLO model ({', '.join(TASKS)})")
+        plan = read_stored_plan(manifest.plan, where=f"{bundle.source}: plan")
         engine = open_engine(bundle, backend=backend, precision=precision, threads=threads)  # type: ignore[arg-type]
         on_failure.callback(engine.close)
         owned.insert(0, engine.close)
@@ -53,7 +55,8 @@ def open_bundle_pipeline(
             head=manifest.head or {"task": manifest.task},
             preprocess=bundle.preprocess(),
             buckets=buckets or manifest.buckets or None,
-            max_batch=manifest.max_batch,
+            max_batch=manifest.max_batch if plan is None else min(plan.batch, manifest.max_batch),
+            max_delay_ms=DEFAULT_DELAY_MS if plan is None else plan.max_delay_ms,
             owned=owned,
             **options,
         )
@@ -82,6 +85,7 @@ def open_engine_pipeline(
     preprocess: ImagePreprocess | None = None,
     buckets: Sequence[Resolution | int | str] | None = None,
     max_batch: int = 8,
+    max_delay_ms: float = DEFAULT_DELAY_MS,
     policy: BatchPolicy | None = None,
     owned: Sequence[Callable[[], None]] = (),
     **thresholds: Any,
@@ -97,7 +101,7 @@ def open_engine_pipeline(
     if policy is None:
         fitting = batch_dim if isinstance(batch_dim, int) else max_batch
         # "block": this pipeline is the only producer, and its window is what bounds memory.
-        policy = BatchPolicy(max_batch=fitting, max_delay_ms=5, on_full="block")
+        policy = BatchPolicy(max_batch=fitting, max_delay_ms=max_delay_ms, on_full="block")
     session = Session(engine, policy=policy, buckets=setup.buckets)
     return YoloPipeline(session, setup, options=options, window=2 * policy.max_batch, owned=(session.close, *owned))
 

@@ -138,7 +138,7 @@ def test_create_passes_every_flag(
         (["--calib", "c", "--size", "big"], "'big'"),
         (["--calib", "c", "--max-drop", "1"], "--eval"),
         (["--calib", "c", "--float-only"], "leave --calib out"),
-        (["--calib", "c", "--target", "@15W"], "NAME@MODE"),
+        (["--calib", "c", "--target", "@15W"], "BOARD@MODE"),
         (["--calib", "c", "--names", "/no/such.txt"], "/no/such.txt"),
     ],
 )

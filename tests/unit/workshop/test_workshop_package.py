@@ -47,7 +47,10 @@ def test_bundle_holds_all_that_serving_needs(model: Path, images: Path, tmp_path
         assert bundle.preprocess().digest() == manifest.preprocess_digest
         assert manifest.head is not None
         assert manifest.head["family"] == "v8"
-        assert manifest.target == {"name": "orin-nano", "mode": "15W"}
+        assert manifest.target == {"name": "orin-nano-8gb", "mode": "15W"}
+        assert manifest.plan is not None
+        assert manifest.plan["mode"] == "15W"
+        assert manifest.plan["status"] == "predicted"
         assert manifest.calibration is not None
         assert manifest.calibration["samples"] == 6
         assert manifest.calibration["shapes"] == {"images=1x3x64x64": 6}
@@ -268,8 +271,8 @@ BAD: list[tuple[dict[str, Any], type[EdgedsError], str]] = [
     ({"sizes": (Resolution(65536, 65536),)}, SpecError, "more than the"),
     ({"method": "magic"}, SpecError, "magic"),
     ({"samples": 0}, SpecError, "samples"),
-    ({"target": "a@b@c"}, SpecError, "NAME@MODE"),
-    ({"target": ""}, SpecError, "NAME@MODE"),
+    ({"target": "a@b@c"}, SpecError, "not known"),
+    ({"target": ""}, SpecError, "BOARD@MODE"),
     ({"calib": "/no/such"}, CalibrationError, "/no/such"),
 ]
 

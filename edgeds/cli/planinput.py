@@ -1,0 +1,98 @@
+"""What ``edgeds plan`` reads: models, bundles and cost files as candidates of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeds.cli.predict import load_work
+from edgeds.errors import SpecError
+
+if TYPE_CHECKING:
+    from edgeds.boards.cost_file import ModelWork
+    from edgeds.boards.plan_spec import Candidate
+    from edgeds.bundle import Bundle
+
+DEFAULT_PRECISIONS = ("fp16", "int8")
+
+
+def read_candidates(
+    path: Path, *, precisions: list[str] | None = None, accuracy: float | None = None
+) -> list[Candidate]:
+    """The ways to run a model, a bundle or a cost file; ``accuracy`` in points, where the user knows it.
+
+    Raises SpecError, ModelError or BundleError that names the file.
+    """
+    if path.is_dir() or path.suffix.lower() == ".zip":
+        from edgeds.bundle import open_bundle
+
+        with open_bundle(path) as bundle:
+            found = bundle_candidates(bundle, work=load_work(path, {}))
+        chosen = [one for one in found if precisions is None or one.precision in precisions]
+        if not chosen:
+            have = ", ".join(one.precision for one in found)
+            raise SpecError(f"{path}: the bundle has no form in {', '.join(precisions or ())}; it has {have}")
+        return [replace(one, accuracy=accuracy) if accuracy is not None else one for one in chosen]
+    return work_candidates(load_work(path, {}), name=path.stem, precisions=precisions, accuracy=accuracy)
+
+
+def work_candidates(
+    work: ModelWork, *, name: str, precisions: list[str] | None = None, accuracy: float | None = None
+) -> list[Candidate]:
+    """A model alone: in each precision, INT8 with the note that it is not quantized yet."""
+    from edgeds.boards.plan_spec import Candidate
+
+    note = "INT8 is assumed for every layer with weights: quantize the model and measure its accuracy"
+    return [
+        Candidate(
+            name=name,
+            precision=precision,
+            work=work,
+            accuracy=accuracy,
+            note=note if precision == "int8" and not work.is_quantized else None,
+        )
+        for precision in dict.fromkeys(precisions or DEFAULT_PRECISIONS)
+    ]
+
+
+def bundle_candidates(bundle: Bundle, *, work: ModelWork) -> list[Candidate]:
+    """The forms that a bundle has, with the accuracy and the device measurements stored in it."""
+    from edgeds.boards.plan_file import MEASURED_NAME, read_measured
+    from edgeds.boards.plan_spec import Candidate
+    from edgeds.bundle.manifest import ENGINES_FOLDER
+
+    manifest = bundle.manifest
+    stored = bundle.root / ENGINES_FOLDER / MEASURED_NAME
+    measured = read_measured(stored) if stored.is_file() else ()
+    accuracy = manifest.accuracy or {}
+    found = []
+    for precision, label, variants in (
+        ("int8", "int8", {"int8", "int8_fp16"}),
+        ("fp16", "float", {"float16", "float"}),
+        ("fp32", "float", {"float"}),
+    ):
+        if not variants & set(manifest.models):
+            continue
+        share = accuracy.get(f"{label}_map50_95")
+        found.append(
+            Candidate(
+                name=bundle.source.name,
+                precision=precision,
+                work=work,
+                accuracy=100 * share if isinstance(share, float) else None,
+                measured=tuple(row for row in measured if row.precision == precision),
+            )
+        )
+    return found
+
+
+def parse_variant(text: str) -> tuple[Path, float | None]:
+    """``FILE`` or ``FILE=ACCURACY``. Raises SpecError."""
+    name, sign, points = text.rpartition("=")
+    if not sign:
+        return Path(text), None
+    try:
+        return Path(name), float(points)
+    except ValueError as error:
+        raise SpecError(f"--variant {text!r}: expected FILE or FILE=ACCURACY, as in pruned.onnx=40.1") from error
