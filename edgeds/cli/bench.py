@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgeds.cli.options import add_trust
+from edgeds.cli.options import add_trust, given_path
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
 from edgeds.specs import Resolution
 
 if TYPE_CHECKING:
     from edgeds.bundle import Bundle
-    from edgeds.report.bench import BenchReport, BenchRequest
+    from edgeds.report.bench import BenchReport, BenchRequest, BenchTrace
     from edgeds.runtime import BatchPolicy
 
 SUMMARY = "Measure frames per second and latency of a bundle."
@@ -28,6 +28,7 @@ examples:
   edgeds bench model.bundle --batch 8 --seconds 30 --json     batches of up to eight
   edgeds bench model.bundle --precision float                 the float model of the same bundle
   edgeds bench model.bundle --sizes 1080x1920,480x640         frames of these sizes (height x width)
+  edgeds bench model.bundle --record run.json                 keep the run, for edgeds report run.json --out page.html
 """
 
 INTERRUPTED = 130
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime (cpu), tensorrt or null (default: auto)")
     parser.add_argument("--sizes", metavar="HxW,HxW", help="frame sizes to send (default: the bundle's resolutions)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: the physical cores)")
+    parser.add_argument("--record", metavar="FILE.json", type=given_path, help="keep the run for edgeds report")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_trust(parser)
 
@@ -56,8 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from edgeds.bundle import open_bundle
     from edgeds.power import open_sensor
-    from edgeds.report.bench import run_bench
+    from edgeds.report.bench import BenchTrace, run_bench
 
+    trace = BenchTrace()
+    if args.record is not None and args.record.is_dir():
+        raise SpecError(f"--record {args.record}: is a folder; name a file in it")
     if not 1 <= args.batch <= MAX_BATCH:
         raise SpecError(f"--batch: expected 1 to {MAX_BATCH}, got {args.batch}")
     with open_bundle(args.bundle) as bundle:
@@ -78,12 +83,39 @@ def run(args: argparse.Namespace) -> int:
                 concurrency=concurrency,
                 quiet=args.quiet,
                 sensor=sensor,
+                trace=trace,
             )
+        if args.record is not None:
+            _keep(args, bundle, report=report, trace=trace, sizes=sizes)
     if args.json:
         emit_json(report)
     else:
         emit_text("\n".join(describe(report)))
     return INTERRUPTED if report.interrupted else 0
+
+
+def _keep(
+    args: argparse.Namespace, bundle: Bundle, *, report: BenchReport, trace: BenchTrace, sizes: Sequence[Resolution]
+) -> None:
+    """Write the run record, with the bundle's budget and the board that this is."""
+    from edgeds.boards.probe import probe_machine
+    from edgeds.report.benchrecord import record_from_bench
+    from edgeds.report.record import write_record
+    from edgeds.specs import Budget, from_json
+
+    budget = bundle.manifest.budget
+    name = args.bundle.name.removesuffix(".zip").removesuffix(".bundle")
+    record = record_from_bench(
+        report,
+        trace=trace,
+        title=f"{name} {report.precision or ''} batch {args.batch}".replace("  ", " "),
+        machine=probe_machine(),
+        model=name,
+        batch=args.batch,
+        sizes=tuple(map(str, sizes)),
+        budget=None if budget is None else from_json(Budget, budget, where=f"{args.bundle}: budget"),
+    )
+    write_record(args.record, record)
 
 
 def parse_sizes(text: str) -> tuple[Resolution, ...]:

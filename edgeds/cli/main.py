@@ -38,9 +38,11 @@ VERBS = {
     "eval": "measure the accuracy of a bundle on a labelled data set",
     "bench": "measure frames per second and latency of a bundle",
     "plan": "find power mode, precision, batch and size that meet a budget on a board",
+    "tune": "measure power modes, batches and forms of a bundle on this board",
     "predict": "predict latency, power and memory of a model on a board",
     "targets": "list boards and power modes with their sources",
     "monitor": "watch power, clocks, load and temperatures, live or from a tegrastats log",
+    "report": "write a page and a picture about runs: speed, power, layers, comparison",
     "compare": "compare the outputs of two models, precisions or backends",
     "doctor": "check what this machine has and what is missing",
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 from edgeds.engines import Engine
 from edgeds.errors import SpecError
-from edgeds.power import PowerSampler, PowerSummary, Sensor
+from edgeds.power import PowerSample, PowerSampler, PowerSummary, Sensor
 from edgeds.progress import track
 from edgeds.report.benchpower import power_figures, start_sampler
 from edgeds.report.stats import device_name, software_versions, summarize_latencies, utc_now
@@ -76,11 +76,21 @@ class BenchReport:
 
 
 @dataclass(kw_only=True)
+class BenchTrace:
+    """Filled by ``run_bench``: the single latencies and power readings behind its figures."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    samples: tuple[PowerSample, ...] = ()
+    power: PowerSummary | None = None
+
+
+@dataclass(kw_only=True)
 class _Load:
     """State shared by the callers. ``records``: (begin, end, request index, stages) of finished requests."""
 
     call: Callable[[Any], Any]
     requests: Sequence[BenchRequest]
+    concurrency: int
     turns: Iterator[int] = field(default_factory=itertools.count)
     records: list[tuple[float, float, int, Mapping[str, float]]] = field(default_factory=list)
     window_s: float = math.inf
@@ -99,19 +109,20 @@ def run_bench(
     quiet: bool = False,
     engine: Engine | None = None,
     sensor: Sensor | None = None,
+    trace: BenchTrace | None = None,
 ) -> BenchReport:
     """Measure a Session (payloads are feeds), a pipeline with ``predict`` and ``session``, or any callable.
 
     The requests are sent in turn by ``concurrency`` callers: each once to settle shapes, then ``warmup_seconds``,
     then ``seconds`` that count; every caller finishes at least one request. Ctrl-C ends the window early and gives a
     report with ``interrupted=True``. ``engine`` says what to report for a plain callable; ``sensor`` (``edgeds.power.
-    open_sensor``, not closed here) is sampled in the window. The first error of a request ends the run and is raised.
-    Raises SpecError for arguments out of range.
+    open_sensor``, not closed here) is sampled in the window; ``trace`` is filled with what was seen in it. The first
+    error of a request ends the run and is raised. Raises SpecError for arguments out of range.
     """
     _check(requests, seconds=seconds, warmup_seconds=warmup_seconds, concurrency=concurrency)
     session = target if isinstance(target, Session) else getattr(target, "session", None)
     call = target.infer if isinstance(target, Session) else getattr(target, "predict", target)
-    load = _Load(call=call, requests=requests)
+    load = _Load(call=call, requests=requests, concurrency=concurrency)
     before: Mapping[int, int] = {}
     interrupted = False
     sampler: PowerSampler | None = None
@@ -141,21 +152,22 @@ def run_bench(
         power = sampler.stop() if sampler is not None else None
     if load.errors:
         raise load.errors[0]
+    if trace is not None:
+        _fill(trace, load=load, sampler=sampler, power=power)
     engine = engine or getattr(session, "engine", None)
     after = _histogram(session)
     histogram = {rows: count - before.get(rows, 0) for rows, count in after.items() if count > before.get(rows, 0)}
-    report = _report(
-        load,
-        engine=engine,
-        histogram=histogram if load.window_s < math.inf else {},
-        concurrency=concurrency,
-        warmup_s=warmup_seconds,
-        interrupted=interrupted,
-    )
+    counted = histogram if load.window_s < math.inf else {}
+    report = _report(load, engine=engine, histogram=counted, warmup_s=warmup_seconds, interrupted=interrupted)
     figures = power_figures(sensor, power, fps=report.fps)
     return dataclasses.replace(
         report, power_w=figures.power_w, energy_mj=figures.energy_mj, power_source=figures.source
     )
+
+
+def _fill(trace: BenchTrace, *, load: _Load, sampler: PowerSampler | None, power: PowerSummary | None) -> None:
+    trace.latencies_ms += [(end - begin) * 1000 for begin, end, *_ in load.records if begin >= load.window_s]
+    trace.samples, trace.power = (sampler.samples if sampler is not None else ()), power
 
 
 def _send(load: _Load) -> None:
@@ -202,7 +214,6 @@ def _report(
     *,
     engine: Engine | None,
     histogram: Mapping[int, int],
-    concurrency: int,
     warmup_s: float,
     interrupted: bool,
 ) -> BenchReport:
@@ -230,7 +241,7 @@ def _report(
         padding_share=padding / sum(frames) if frames else 0.0,
         batch_size_histogram=histogram,
         mean_batch_rows=sum(rows * count for rows, count in histogram.items()) / runs if runs else None,
-        concurrency=concurrency,
+        concurrency=load.concurrency,
         warmup_s=warmup_s,
         interrupted=interrupted,
         backend=engine.backend if engine else "unknown",
