@@ -32,6 +32,19 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BoardScale:
+    """Measured / predicted on one board (``boards/refit.py``). ``power`` None: it was not measured there. ``spread``:
+    the factor that the worst row still lies away."""
+
+    board: str
+    latency: float
+    power: float | None
+    rows: int
+    spread: float = 1.0
+    date: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One form of the model: its costs, the precision it would run in, and its accuracy in points (None: unknown)."""
 
@@ -40,6 +53,7 @@ class Candidate:
     work: ModelWork
     accuracy: float | None = None
     measured: tuple[Measured, ...] = ()
+    scale: BoardScale | None = None
     note: str | None = None
 
 

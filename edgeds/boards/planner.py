@@ -12,7 +12,16 @@ from dataclasses import replace
 from edgeds.boards.coefficients import Table, load_table
 from edgeds.boards.cost_file import ModelWork
 from edgeds.boards.pareto import pareto_front
-from edgeds.boards.plan_spec import Candidate, Measured, Miss, Objective, PlanChoice, PlanOptions, PlanResult
+from edgeds.boards.plan_spec import (
+    BoardScale,
+    Candidate,
+    Measured,
+    Miss,
+    Objective,
+    PlanChoice,
+    PlanOptions,
+    PlanResult,
+)
 from edgeds.boards.predictor import PRECISIONS, Prediction, idle_power, machine_of, predict, resize_work
 from edgeds.boards.spec import BoardSpec, PowerMode, Target
 from edgeds.errors import SpecError
@@ -107,6 +116,8 @@ def each_choice(
             found = predict(work, board=board, mode=mode, precision=candidate.precision, batch=batch, table=table)
             size_text = str(size) if size is not None else _own_size(candidate.work)
             choice = _predicted(candidate, found, mode=mode, size=size_text, options=options)
+            if candidate.scale is not None and candidate.scale.board == board.name:
+                choice = _scaled(choice, candidate.scale, options=options)
             for row in candidate.measured:
                 if (row.board, row.mode, row.precision, row.batch) == (
                     board.name,
@@ -218,6 +229,23 @@ def _predicted(
         limited_by=found.limited_by,
         status="predicted",
         notes=(*found.notes, *([candidate.note] if candidate.note else [])),
+    )
+
+
+def _scaled(choice: PlanChoice, scale: BoardScale, *, options: PlanOptions) -> PlanChoice:
+    """A prediction corrected by what other ways to run this model showed on this board. It stays a prediction."""
+    latency = choice.latency_ms * scale.latency
+    power = choice.power_w * (scale.power or 1.0) if choice.power_w is not None else None
+    return replace(
+        choice,
+        latency_ms=latency,
+        latency_low_ms=latency / scale.spread,
+        latency_high_ms=latency * scale.spread,
+        response_ms=latency + waiting_ms(choice.batch, rate_fps=options.budget.total_fps, latency_ms=latency),
+        fps=choice.batch / latency * 1e3,
+        power_w=power,
+        energy_mj=None if power is None else power * latency / choice.batch,
+        notes=(*choice.notes, f"scaled by {scale.rows} measurements on this board"),
     )
 
 

@@ -60,11 +60,14 @@ def bundle_candidates(bundle: Bundle, *, work: ModelWork) -> list[Candidate]:
     """The forms that a bundle has, with the accuracy and the device measurements stored in it."""
     from edgeds.boards.plan_file import MEASURED_NAME, read_measured
     from edgeds.boards.plan_spec import Candidate
+    from edgeds.boards.refit import SCALE_NAME, read_scale
     from edgeds.bundle.manifest import ENGINES_FOLDER
 
     manifest = bundle.manifest
     stored = bundle.root / ENGINES_FOLDER / MEASURED_NAME
     measured = read_measured(stored) if stored.is_file() else ()
+    factors = bundle.root / ENGINES_FOLDER / SCALE_NAME
+    scale = read_scale(factors) if factors.is_file() else None
     accuracy = manifest.accuracy or {}
     found = []
     for precision, label, variants in (
@@ -82,6 +85,7 @@ def bundle_candidates(bundle: Bundle, *, work: ModelWork) -> list[Candidate]:
                 work=work,
                 accuracy=100 * share if isinstance(share, float) else None,
                 measured=tuple(row for row in measured if row.precision == precision),
+                scale=scale,
             )
         )
     return found
