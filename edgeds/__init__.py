@@ -51,6 +51,7 @@ _MODULES = {
     "edgeds.graph.io": ("load_model", "save_model"),
     "edgeds.graph.inspect": ("inspect_model",),
     "edgeds.compress.calibset": ("open_calibration",),
+    "edgeds.compress.prune": ("PruneOptions", "PruneReport", "prune_model"),
     "edgeds.compress.quantize": ("QuantizeReport", "quantize_model"),
     "edgeds.workshop.demo": ("run_demo",),
     "edgeds.workshop.package": ("create_bundle",),

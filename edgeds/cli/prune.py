@@ -1,0 +1,151 @@
+"""``edgeds prune``: remove channels from an ONNX model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeds.cli.output import emit_json, emit_text
+from edgeds.engines.base import check_threads
+from edgeds.errors import SpecError
+from edgeds.specs import Budget, Resolution, to_json
+
+if TYPE_CHECKING:
+    from edgeds.compress.prune import PruneReport
+
+SUMMARY = (
+    "Remove whole channels from a float ONNX model, so that it is smaller and faster everywhere; quantize afterwards."
+)
+
+EXAMPLES = """\
+examples:
+  edgeds prune yolo11n.onnx --ratio 0.2 --out small.onnx                              a fifth of the channels
+  edgeds prune yolo11n.onnx --ratio 0.2 --calib images/ --size 320 --out small.onnx   what is left makes up for it
+  edgeds prune yolo11n.onnx --speedup 1.3 --target orin-nx-16gb@25W --out small.onnx  until predicted 1.3 times as fast
+  edgeds prune yolo11n.onnx --ratio 0.3 --keep '/model.0/*' --out small.onnx          some layers stay
+"""
+_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", type=Path, help="float ONNX model")
+    parser.add_argument("--out", required=True, type=Path, metavar="OUT.onnx", help="model to write")
+    goal = parser.add_argument_group("how much (one of them)")
+    goal.add_argument(
+        "--ratio", type=float, metavar="R", help="share of the removable channels to remove, at least 0 and below 1"
+    )
+    goal.add_argument("--speedup", type=float, metavar="X", help="in predicted latency with --target, else in FLOPs")
+    goal.add_argument("--budget", metavar="KEY=VALUE", help="latency-ms=VALUE or fps=VALUE, predicted; needs --target")
+    goal.add_argument("--target", metavar="NAME[@MODE]", help="board to predict for; see edgeds targets")
+    goal.add_argument("--precision", default="int8", help="precision to predict at (default %(default)s)")
+    which = parser.add_argument_group("which")
+    which.add_argument(
+        "--method", choices=("l2", "l1", "bn", "activation"), default="l2", help="importance (default %(default)s)"
+    )
+    which.add_argument(
+        "--uniform", action="store_true", help="the same share of every layer instead of a ranking over all"
+    )
+    which.add_argument("--keep", action="append", default=[], metavar="NAME", help="node to keep whole; * matches any")
+    which.add_argument(
+        "--multiple", type=int, metavar="N", help="keep widths at multiples of N (default: 8 from 32 channels on)"
+    )
+    which.add_argument("--min-channels", type=int, default=1, metavar="N", help="least width of a layer")
+    samples = parser.add_argument_group("calibration")
+    samples.add_argument("--calib", type=Path, metavar="PATH", help="folder of images, .npz/.npy, or folder of them")
+    samples.add_argument("--size", metavar="HxW", help="resolution of calibration images (default: the model's)")
+    samples.add_argument("--samples", type=int, default=48, metavar="N", help="samples at most (default %(default)s)")
+    samples.add_argument("--no-reconstruct", action="store_true", help="do not re-solve weights on the samples")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out.suffix.lower() != ".onnx":
+        raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
+    if args.calib is None and args.size is not None:
+        raise SpecError("--size is the size of calibration images; give --calib too")
+    if sum(value is not None for value in (args.ratio, args.speedup, args.budget)) != 1:
+        raise SpecError("say how much to remove with exactly one of --ratio, --speedup and --budget")
+    if args.threads is not None:
+        check_threads(args.threads)
+    from edgeds.compress.prune import PruneOptions, prune_model
+
+    options = PruneOptions(
+        method=args.method,
+        scope="uniform" if args.uniform else "global",
+        multiple=args.multiple,
+        min_channels=args.min_channels,
+        keep=tuple(args.keep),
+        reconstruct=not args.no_reconstruct,
+        samples=args.samples,
+        threads=args.threads,
+    )
+    report = prune_model(
+        args.model,
+        out=args.out,
+        ratio=args.ratio,
+        speedup=args.speedup,
+        budget=_budget(args.budget) if args.budget is not None else None,
+        target=args.target,
+        precision=args.precision,
+        calibration=_open_set(args) if args.calib is not None else None,
+        options=options,
+        quiet=args.quiet,
+    )
+    if args.json:
+        emit_json(to_json(report))
+    else:
+        emit_text("\n".join(describe(report)))
+    return 0
+
+
+def _budget(text: str) -> Budget:
+    key, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise SpecError(f"--budget {text!r}: write latency-ms=8 or fps=60") from error
+    if key == "latency-ms":
+        return Budget(latency_ms=number)
+    if key == "fps":
+        return Budget(fps=number)
+    raise SpecError(f"--budget {text!r}: pruning knows latency-ms=VALUE and fps=VALUE; for watts see edgeds plan")
+
+
+def _open_set(args: argparse.Namespace) -> Any:
+    from edgeds.compress.calibset import holds_images, open_calibration
+    from edgeds.graph.io import input_specs, load_model
+    from edgeds.workshop.detector import image_setup
+
+    preprocess, size = None, Resolution.parse(args.size) if args.size else None
+    if holds_images(args.calib):
+        preprocess, size = image_setup(args.model, size=size, preprocess=None)
+    elif size is not None:
+        raise SpecError(f"--calib {args.calib}: --size is for images; arrays are used as they are")
+    specs = input_specs(load_model(args.model))
+    return open_calibration(args.calib, model_inputs=specs, preprocess=preprocess, resolution=size, limit=args.samples)
+
+
+def describe(report: PruneReport) -> list[str]:
+    """The report for people."""
+    lines = [
+        f"wrote {report.model}",
+        f"  channels    {report.channels_before} -> {report.channels_after}  ({report.removed_share:.1%} removed, "
+        f"aimed for {report.ratio:.1%})",
+        f"  parameters  {report.params_before} -> {report.params_after}",
+        f"  FLOPs       {report.flops_before} -> {report.flops_after}",
+        f"  mapping     {report.mapping}",
+    ]
+    if report.samples:
+        lines.append(f"  re-solved   {report.reconstructed} layers on {report.samples} samples")
+    if report.predicted is not None:
+        found = report.predicted
+        lines.append(
+            f"  predicted   {found['latency_ms_before']:.3g} -> {found['latency_ms_after']:.3g} ms on "
+            f"{found['target']} at {found['precision']} (not measured)"
+        )
+    lines += [f"  kept        {item.node}: {item.reason}" for item in report.protected[:_SHOWN]]
+    if len(report.protected) > _SHOWN:
+        lines.append(f"  kept        {len(report.protected) - _SHOWN} more; see {report.report}")
+    return [*lines, *(f"note: {note}" for note in report.notes)]

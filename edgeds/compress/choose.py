@@ -1,0 +1,100 @@
+"""Which units of which groups stay at a given ratio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeds.compress.groups import ChannelGroup, Groups
+from edgeds.errors import SpecError
+
+WIDE = 32
+"""Groups of at least this many channels keep multiples of 8 when no multiple is asked for (tensor-core tiles)."""
+AUTO_MULTIPLE = 8
+
+Scores = Mapping[int, NDArray[np.float64]]
+Kept = dict[int, NDArray[np.int64]]
+
+
+def check_ratio(ratio: float) -> float:
+    """``ratio`` when it is a share below 1; SpecError otherwise."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
+        raise SpecError(f"ratio {ratio!r}: the share of channels to remove is at least 0 and below 1, for example 0.2")
+    return float(ratio)
+
+
+def choose_units(
+    groups: Groups,
+    scores: Scores,
+    *,
+    ratio: float,
+    scope: str = "global",
+    multiple: int | None = None,
+    min_channels: int = 1,
+) -> Kept:
+    """Group -> sorted units that stay, for groups that lose any.
+
+    ``ratio`` is the share of the channels that can be removed at all. "global" ranks all units together, at most twice
+    the ratio (and the channels with score 0) from any one group; "uniform" takes the same share of each. ``multiple``
+    rounds the width of each group to the nearest multiple (None: 8 for groups of at least 32 channels); a group keeps
+    at least ``min_channels`` channels and one unit. Ties go to the lower index, so results repeat.
+    """
+    check_ratio(ratio)
+    if scope not in ("global", "uniform"):
+        raise SpecError(f"scope {scope!r} is not known; choose global or uniform")
+    for name, value in (("multiple", multiple), ("min_channels", min_channels)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise SpecError(f"{name}: expected a whole number from 1, got {value!r}")
+    if ratio == 0:
+        return {}
+    removed = _by_share(groups, ratio) if scope == "uniform" else _by_rank(groups, scores, ratio)
+    kept: Kept = {}
+    for group in groups.groups:
+        count = _rounded(group, group.size - removed[group.index], multiple=multiple, min_channels=min_channels)
+        if count < group.size:
+            order = np.argsort(-scores[group.index], kind="stable")
+            kept[group.index] = np.sort(order[:count]).astype(np.int64)
+    return kept
+
+
+def _by_share(groups: Groups, ratio: float) -> dict[int, int]:
+    return {group.index: min(group.size - 1, math.floor(group.size * ratio + 0.5)) for group in groups.groups}
+
+
+def _by_rank(groups: Groups, scores: Scores, ratio: float) -> dict[int, int]:
+    removed = {group.index: 0 for group in groups.groups}
+    limit = {
+        group.index: min(
+            group.size - 1,
+            max(math.ceil(group.size * min(1.0, 2 * ratio)), int((scores[group.index] == 0).sum())),
+        )
+        for group in groups.groups
+    }
+    widths = {group.index: group.channels for group in groups.groups}
+    budget = ratio * sum(group.size * group.channels for group in groups.groups)
+    ranked = sorted(
+        (float(score), group.index, unit)
+        for group in groups.groups
+        for unit, score in enumerate(scores[group.index].tolist())
+    )
+    spent = 0.0
+    for _, index, _ in ranked:
+        if removed[index] < limit[index] and spent + widths[index] <= budget + widths[index] / 2:
+            removed[index] += 1
+            spent += widths[index]
+    return removed
+
+
+def _rounded(group: ChannelGroup, count: int, *, multiple: int | None, min_channels: int) -> int:
+    """Units to keep: the width ``count * unit`` at the nearest multiple (halves up), within the group."""
+    if multiple is None:
+        multiple = AUTO_MULTIPLE if group.size * group.unit >= WIDE else 1
+    step = multiple // math.gcd(multiple, group.unit)
+    least = max(1, math.ceil(min_channels / group.unit))
+    if count < group.size:
+        near = math.floor(count / step + 0.5) * step
+        count = max(near, step)
+    return min(group.size, max(count, least))

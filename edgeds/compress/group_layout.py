@@ -1,0 +1,177 @@
+"""Channel analysis of operators that move axes: Reshape, Flatten, Transpose, Squeeze, Unsqueeze, Expand, Shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from edgeds.compress.group_axes import Ids, Rewrite, Track, Tracker
+from edgeds.compress.group_ops import ints
+
+
+def map_axis(track: Track, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, Ids] | None:
+    """Where the channel axis goes in a row-major reshape: (axis, atoms per position), None when it is broken up.
+
+    A channel may become a block of positions (Flatten: H * W columns), or a block of equal atoms one position.
+    """
+    lead, channels = math.prod(before[: track.axis]), track.ids.size
+    rest = math.prod(before[track.axis + 1 :])
+    for axis in range(len(after)):
+        if math.prod(after[:axis]) != lead or after[axis] == 1:
+            continue
+        size = after[axis]
+        if size == channels and math.prod(after[axis + 1 :]) == rest:
+            return axis, track.ids
+        if size > channels and size % channels == 0 and rest % (size // channels) == 0:
+            return axis, np.repeat(track.ids, size // channels)
+        if size < channels and channels % size == 0:
+            blocks = track.ids.reshape(size, -1)
+            if (blocks == blocks[:, :1]).all():
+                return axis, blocks[:, 0].copy()
+    return None
+
+
+def reshape(tracker: Tracker, node: NodeProto) -> None:
+    """Reshape, with the number that counts channels rewritten; -1, and 0 for a copied size, follow by themselves."""
+    for name in node.input[1:]:
+        tracker.freeze_tensor(name, node, "its values are used as sizes")
+    track = tracker.tracks.get(node.input[0])
+    if track is None:
+        return
+    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
+    found = map_axis(track, before, after) if before is not None and after is not None else None
+    if found is None:
+        tracker.freeze(track.ids, node, "its channels are broken up over several axes")
+        return
+    axis, ids = found
+    entry = _target_entry(tracker, node, axis)
+    if entry is None:
+        tracker.freeze(track.ids, node, "is reshaped to a computed number of channels")
+        return
+    copies = entry == 0 and not tracker.attrs(node).get("allowzero", 0)
+    if copies and axis != track.axis:
+        tracker.freeze(track.ids, node, "copies a size from another axis")
+        return
+    if entry > 0:
+        if not tracker.view.is_constant(node.input[1]):
+            tracker.freeze(track.ids, node, "is reshaped to a computed number of channels")
+            return
+        tracker.rewrites.append(Rewrite(node=node.name, kind="entry", parts=(ids,), input=1, index=axis))
+    tracker.follow(node.output[0], axis, ids)
+
+
+def _target_entry(tracker: Tracker, node: NodeProto, axis: int) -> int | None:
+    """Element ``axis`` of the target shape, also where other elements are computed and joined by Concat."""
+    values = ints(tracker, node, 1, "shape")
+    if values is not None:
+        return values[axis]
+    source = tracker.view.producer(node.input[1])
+    if source is None or source.op_type != "Concat":
+        return None
+    place = 0
+    for name in source.input:
+        shape = tracker.shape(name)
+        if shape is None or len(shape) != 1:
+            return None
+        if place <= axis < place + shape[0]:
+            value = tracker.view.constant(name)
+            return None if value is None else int(value[axis - place])
+        place += shape[0]
+    return None
+
+
+def flatten(tracker: Tracker, node: NodeProto) -> None:
+    """Flatten to two axes."""
+    track = tracker.tracks.get(node.input[0])
+    if track is None:
+        return
+    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
+    found = map_axis(track, before, after) if before is not None and after is not None else None
+    if found is None:
+        tracker.freeze(track.ids, node, "its channels are broken up over several axes")
+        return
+    tracker.follow(node.output[0], found[0], found[1])
+
+
+def transpose(tracker: Tracker, node: NodeProto) -> None:
+    """Transpose moves the axis."""
+    track, shape = tracker.tracks.get(node.input[0]), tracker.shape(node.input[0])
+    if track is None:
+        return
+    if shape is None:
+        tracker.freeze(track.ids, node, "its shape is unknown")
+        return
+    attrs: dict[str, Any] = dict(tracker.attrs(node))
+    perm = list(attrs.get("perm", range(len(shape))[::-1]))
+    tracker.follow(node.output[0], perm.index(track.axis), track.ids)
+
+
+def squeeze(tracker: Tracker, node: NodeProto) -> None:
+    """Squeeze and Unsqueeze shift the axis."""
+    track = tracker.tracks.get(node.input[0])
+    if track is None:
+        return
+    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
+    axes = ints(tracker, node, 1, "axes")
+    if before is None or after is None:
+        tracker.freeze(track.ids, node, "its shape is unknown")
+        return
+    if axes is None and node.op_type == "Squeeze" and len(node.input) < 2:
+        axes = [axis for axis, size in enumerate(before) if size == 1]
+    rank = len(before) if node.op_type == "Squeeze" else len(after)
+    moved = {axis + rank if axis < 0 else axis for axis in axes or ()}
+    if axes is None or (node.op_type == "Squeeze" and track.axis in moved):
+        tracker.freeze(track.ids, node, "its channel axis is squeezed, or axes are computed")
+    elif node.op_type == "Squeeze":
+        tracker.follow(node.output[0], track.axis - sum(axis < track.axis for axis in moved), track.ids)
+    else:
+        stay = [axis for axis in range(rank) if axis not in moved]
+        tracker.follow(node.output[0], stay[track.axis], track.ids)
+
+
+def expand(tracker: Tracker, node: NodeProto) -> None:
+    """Expand along other axes; the constant target is rewritten where it says the number of channels."""
+    track = tracker.tracks.get(node.input[0])
+    for name in node.input[1:]:
+        tracker.freeze_tensor(name, node, "its values are used as sizes")
+    if track is None:
+        return
+    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
+    target = tracker.view.constant(node.input[1])
+    if before is None or after is None or target is None:
+        tracker.freeze(track.ids, node, "is expanded to a computed or unknown shape")
+        return
+    axis = track.axis + len(after) - len(before)
+    if after[axis] != track.ids.size:
+        tracker.freeze(track.ids, node, "its channel axis is repeated")
+        return
+    index = axis - (len(after) - target.size)
+    if node.op_type == "Expand" and index >= 0 and int(target[index]) > 1:
+        tracker.rewrites.append(Rewrite(node=node.name, kind="entry", parts=(track.ids,), input=1, index=index))
+    tracker.follow(node.output[0], axis, track.ids)
+
+
+def shape_of(tracker: Tracker, node: NodeProto) -> None:
+    """Shape: harmless where only sizes of other axes are taken from it."""
+    track = tracker.tracks.get(node.input[0])
+    if track is None:
+        return
+    rank = len(tracker.shape(node.input[0]) or ())
+    for reader in tracker.view.consumers(node.output[0]):
+        places = ints(tracker, reader, 1, "")
+        if reader.op_type == "Gather" and places is not None and rank:
+            used = {place % rank for place in places}
+        elif reader.op_type == "Slice":
+            starts, ends, steps = (ints(tracker, reader, index, "") for index in (1, 2, 4))
+            whole = starts is None or ends is None or steps not in (None, [1])
+            used = set(range(rank)) if whole else set(range(rank)[starts[0] : ends[0]])  # type: ignore[index]
+        else:
+            used = set(range(rank))
+        if track.axis in used or not rank:
+            tracker.freeze(track.ids, node, "its number of channels is used in a computation")
+            return
+    if tracker.view.is_output(node.output[0]) or tracker.view.used_in_subgraph(node.output[0]):
+        tracker.freeze(track.ids, node, "its number of channels is used in a computation")
