@@ -20,6 +20,7 @@ MAX_POINTS = 600
 """Points drawn of one line: more than a page has pixels for helps nobody and makes it large."""
 NAME_CHARS = 50
 BAR_ROW = 22.0
+ROOM_ABOVE = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def xy_chart(
     """Lines and marks over two axes. Values that are not above 0 are left out where an axis goes by decades."""
     drawn = [_visible(one, x=x, y=y) for one in series]
     across = _scale(x, [point[0] for one in drawn for point in one.points], start=LEFT, end=WIDTH - RIGHT)
-    heights = [point[1] for one in drawn for point in one.points] + [rule.value for rule in rules]
+    heights = [point[1] for one in drawn for point in one.points] + [rule.value * ROOM_ABOVE for rule in rules]
     upward = _scale(y, heights, start=PLOT_HEIGHT - BOTTOM, end=TOP)
     shapes = _frame(across, upward, x=x, y=y)
     for rule in rules:
@@ -171,10 +172,10 @@ def _series(one: Series, *, across: Scale, upward: Scale) -> list[Shape]:
         ]
     if one.tag and places:
         x, y = places[-1]
-        is_right = x > WIDTH * 0.75
-        shapes.append(
-            Text(x=x - 8 if is_right else x + 8, y=y + 15, text=one.tag, anchor="end" if is_right else "start")
-        )
+        if x > WIDTH * 0.75:
+            shapes.append(Text(x=x - 8, y=y - 8, text=one.tag, anchor="end"))
+        else:
+            shapes.append(Text(x=x + 8, y=y + 15, text=one.tag))
     return shapes
 
 

@@ -17,24 +17,19 @@ from edgeds.report.fields import (
     texts_at,
     whole_at,
 )
+from edgeds.report.plandocument import from_plan, power_figure, predicted_latency
 from edgeds.report.record import (
     KIND,
     BatchPoint,
     Device,
     LatencyFigures,
     LayerTime,
-    PowerFigures,
     Roof,
     RunRecord,
     Status,
     check_numbers,
     parse_record,
 )
-from edgeds.specs import Budget, from_json
-
-MAX_CHOICES = 8
-"""Of a plan: the chosen one and this many alternatives."""
-NOT_TOLD = "the file does not say"
 
 
 def parse_runs(data: Any, *, where: str, title: str) -> tuple[RunRecord, ...]:
@@ -48,7 +43,7 @@ def parse_runs(data: Any, *, where: str, title: str) -> tuple[RunRecord, ...]:
         return (parse_record(data, where=where),)
     check_numbers(data, where=where)
     if "feasible" in data and "alternatives" in data:
-        return from_plan(data, where=where, title=title)
+        return from_plan(data, where=where)
     if "latency_p50_ms" in data and "fps" in data:
         return (from_bench(data, where=where, title=title),)
     if "limited_by" in data and "latency_low_ms" in data:
@@ -97,7 +92,7 @@ def from_bench(data: Document, *, where: str, title: str) -> RunRecord:
         frames=frames,
         seconds=number_at(data, "wall_s", where=where),
         latency_ms=None if is_empty else latency,
-        power=_power(power_w, source),
+        power=power_figure(power_w, source),
         energy_mj=number_at(data, "energy_mj", where=where),
         interrupted=data.get("interrupted") is True,
         notes=(reason,) if reason else (),
@@ -118,73 +113,13 @@ def from_prediction(data: Document, *, where: str, title: str) -> RunRecord:
         precision=text_at(data, "precision", where=where),
         batch=batch,
         fps=number_at(data, "fps", where=where),
-        latency_ms=_predicted_latency(data, where=where),
-        power=_power(number_at(data, "power_w", where=where), "predicted from the board's coefficients"),
+        latency_ms=predicted_latency(data, where=where),
+        power=power_figure(number_at(data, "power_w", where=where), "predicted from the board's coefficients"),
         energy_mj=None if energy is None else energy / batch,
         memory_mib=number_at(data, "memory_mib", where=where),
         limited_by=text_at(data, "limited_by", where=where),
         layers=_layers(data, where=where, default="predicted"),
         notes=texts_at(data, "notes", where=where),
-    )
-
-
-def from_plan(data: Document, *, where: str, title: str) -> tuple[RunRecord, ...]:
-    """The JSON of ``edgeds plan``: the plan and its alternatives, or the nearest where nothing fits."""
-    budget = from_json(Budget, object_at(data, "budget", where=where), where=f"{where}.budget")
-    board = (text_at(data, "target", where=where) or "").partition("@")[0] or None
-    reasons = texts_at(data, "reasons", where=where)
-    rows: list[tuple[str, str, Document]] = []
-    if data.get("plan") is not None:
-        rows.append(("plan", f"{where}.plan", object_at(data, "plan", where=where)))
-    for key in ("alternatives", "nearest"):
-        for index, row in enumerate(list_at(data, key, where=where)[:MAX_CHOICES]):
-            place = f"{where}.{key}[{index}]"
-            if not isinstance(row, Mapping):
-                raise SpecError(f"{place}: expected an object, got {row!r:.80}")
-            rows.append(("alternative" if key == "alternatives" else "nearest, does not fit", place, row))
-    if not rows:
-        raise SpecError(
-            f"{where}: the plan holds no choice to report: {reasons[0] if reasons else 'no reason is given'}"
-        )
-    records = [
-        _choice(row, where=place, role=role, board=board, budget=budget, title=title) for role, place, row in rows
-    ]
-    unique = {_choice_key(record): record for record in reversed(records)}  # the plan is among its alternatives too
-    found = list(reversed(unique.values()))
-    return (replace(found[0], notes=(*reasons, *found[0].notes)), *found[1:])
-
-
-def _choice_key(record: RunRecord) -> tuple[Any, ...]:
-    return (record.model, record.device.mode, record.precision, record.batch, record.sizes)
-
-
-def _choice(row: Document, *, where: str, role: str, board: str | None, budget: Budget, title: str) -> RunRecord:
-    mode, precision = text_at(row, "mode", where=where), text_at(row, "precision", where=where)
-    batch = whole_at(row, "batch", where=where)
-    sizes = texts_at(row, "sizes", where=where)
-    status = status_at(row, where=where, default="predicted")
-    accuracy = row.get("accuracy")
-    misses = [item.get("text") for item in list_at(row, "misses", where=where) if isinstance(item, Mapping)]
-    candidate = text_at(row, "candidate", where=where)
-    what = ", ".join(str(part) for part in (mode, candidate, *sizes, f"batch {batch}") if part)
-    return RunRecord(
-        status=status,
-        title=f"{title} {role}: {what}",
-        origin="plan",
-        device=Device(board=board, mode=mode),
-        model=candidate,
-        precision=precision,
-        batch=batch,
-        sizes=sizes,
-        fps=number_at(row, "fps", where=where),
-        latency_ms=_predicted_latency(row, where=where),
-        power=_power(number_at(row, "power_w", where=where), status),
-        energy_mj=number_at(row, "energy_mj", where=where),
-        memory_mib=number_at(row, "memory_mib", where=where),
-        limited_by=text_at(row, "limited_by", where=where),
-        accuracy={} if accuracy is None else {"points": accuracy},
-        budget=budget,
-        notes=(*texts_at(row, "notes", where=where), *(f"misses {text}" for text in misses if text)),
     )
 
 
@@ -221,7 +156,7 @@ def from_profile(data: Document, *, where: str, title: str) -> RunRecord:
         batch=whole_at(data, "batch", "batch_size", where=where),
         fps=number_at(data, "fps", "throughput_fps", where=where),
         latency_ms=None if latency is None else LatencyFigures(mean_ms=latency),
-        power=_power(number_at(data, "power_w", where=where), status),
+        power=power_figure(number_at(data, "power_w", where=where), status),
         energy_mj=number_at(data, "energy_mj", where=where),
         by_batch=_by_batch(data, where=where, default=status),
         layers=_layers(data, where=where, default=status),
@@ -242,18 +177,6 @@ def _from_demo(data: Document, *, where: str, title: str) -> tuple[RunRecord, ..
     if not runs:
         raise SpecError(f"{where}.bench: holds no run")
     return tuple(runs)
-
-
-def _predicted_latency(data: Document, *, where: str) -> LatencyFigures:
-    low, high = number_at(data, "latency_low_ms", where=where), number_at(data, "latency_high_ms", where=where)
-    return LatencyFigures(mean_ms=number_at(data, "latency_ms", where=where), low_ms=low, high_ms=high)
-
-
-def _power(mean_w: float | None, source: str | None) -> PowerFigures:
-    if mean_w is not None:
-        return PowerFigures(mean_w=mean_w, source=source)
-    reason = (source or NOT_TOLD).removeprefix("unavailable").lstrip(": ")
-    return PowerFigures(unavailable=reason if reason not in ("", "predicted", "measured") else NOT_TOLD)
 
 
 def _layers(data: Document, *, where: str, default: Status) -> tuple[LayerTime, ...]:

@@ -112,7 +112,7 @@ def to_svg(drawing: Drawing) -> str:
 def plain(value: object) -> str:
     """Escaped text. Bytes that are not UTF-8 and control characters become marks."""
     text = str(value).encode("utf-8", "replace").decode("utf-8")
-    return html.escape("".join(char if char.isprintable() else "\ufffd" for char in text))
+    return html.escape("".join(char if char.isprintable() or char == "\u00a0" else "\ufffd" for char in text))
 
 
 def shorten(text: str, limit: int) -> str:

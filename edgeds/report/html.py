@@ -15,7 +15,7 @@ from edgeds.report.stats import software_versions, utc_now
 from edgeds.report.words import events_words, ratio, summarize_runs
 
 UNKNOWN = "unknown"
-MARKS = {"measured": "\u25cf measured", "predicted": "\u25cb predicted"}
+MARKS = {"measured": "\u25cf\u00a0measured", "predicted": "\u25cb\u00a0predicted"}
 LEGEND = (
     "\u25cf measured: read off a device while it ran. \u25cb predicted: computed from the model and the board, on no "
     "device. Charts draw measured figures as full lines and filled marks, predicted ones dashed and open."
@@ -102,8 +102,8 @@ _FACTS: tuple[tuple[str, Callable[[RunRecord], Any]], ...] = (
     ("precision", lambda run: run.precision),
     ("batch", lambda run: run.batch),
     ("resolutions", lambda run: ", ".join(run.sizes)),
-    ("frames per second", lambda run: _figure(run.fps)),
-    ("memory, MiB", lambda run: _figure(run.memory_mib)),
+    ("frames per second", lambda run: None if run.fps is None else number(run.fps)),
+    ("memory, MiB", lambda run: None if run.memory_mib is None else number(run.memory_mib)),
     ("limited by", lambda run: run.limited_by),
     ("power from", lambda run: run.power.source or f"unavailable, {run.power.unavailable}"),
     ("throttling", events_words),
@@ -169,7 +169,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> Section:
     ]
     if not rows:
         return Section(title="Accuracy", words=["Accuracy: unavailable, no run holds a figure for it."])
-    words = []
+    words = ["Accuracy is measured on labelled data, on whatever machine evaluated it."]
     if len(rows) > ACCURACY_ROWS:
         words.append(f"The first {ACCURACY_ROWS} of {len(rows)} figures.")
     table = Table(title="", columns=["run", "figure", "value"], rows=rows[:ACCURACY_ROWS])

@@ -37,14 +37,15 @@ p { max-width: 46rem; margin: .6rem 0; }
 table { border-collapse: collapse; min-width: 16rem; }
 th, td { text-align: left; padding: .35rem 1.1rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
   overflow-wrap: break-word; max-width: 24rem; }
-th { color: var(--faint); font-weight: 600; font-size: .85rem; white-space: nowrap; }
+th { color: var(--faint); font-weight: 600; font-size: .85rem; vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 1rem; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
 figure a { display: block; }
 img { display: block; width: 100%; height: 230px; object-fit: contain; background: #0002; }
 figcaption { font-size: .85rem; color: var(--faint); padding: .4rem .7rem; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 1rem; }
+.charts { margin-top: 1rem; display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
 .chart { padding: .7rem .6rem .2rem; max-width: 640px; }
 .chart figcaption { padding: .5rem .1rem; }
 svg { display: block; width: 100%; height: auto; font-family: system-ui, sans-serif; }

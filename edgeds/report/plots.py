@@ -206,8 +206,8 @@ def fps_over_watts(runs: Sequence[RunRecord]) -> Figure:
         label="Frames per second over watts",
         legend=False,
     )
-    names = ", ".join(run.title for run in best[:MAX_LINES])
-    caption = f"Frames per second over watts; numbers as in the table. No other run beats in both: {names}."
+    numbers = ", ".join(str(index + 1) for index, run in known if any(run is one for one in best))
+    caption = f"Frames per second over watts; numbers as in the table. Beaten in both by no other run: {numbers}."
     return Figure(caption=caption, drawing=drawing)
 
 

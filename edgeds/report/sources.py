@@ -18,6 +18,7 @@ from edgeds.errors import SpecError
 from edgeds.files import MAX_JSON_BYTES, open_regular, parse_json
 from edgeds.power import PowerSample, PowerSummary, summarize
 from edgeds.power.tegralog import LogStats, read_log
+from edgeds.power.tegrastats import parse_line
 from edgeds.report.documents import from_prediction, parse_runs
 from edgeds.report.record import (
     Device,
@@ -57,7 +58,7 @@ def _from_file(path: Path, *, target: Target | None) -> tuple[RunRecord, ...]:
             if not head:
                 raise SpecError(f"{path}: the file is empty")
             if head.lstrip(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b"["):
-                return (_from_log(path, stream, target=target),)
+                return (_from_log(path, stream, target=target, head=head),)
             text = stream.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -66,7 +67,7 @@ def _from_file(path: Path, *, target: Target | None) -> tuple[RunRecord, ...]:
     return parse_runs(parse_json(text, where=str(path)), where=str(path), title=path.stem)
 
 
-def _from_log(path: Path, stream: Any, *, target: Target | None) -> RunRecord:
+def _from_log(path: Path, stream: Any, *, target: Target | None, head: bytes) -> RunRecord:
     stats = LogStats()
     rule = target.board.total_rails if target is not None else None
     samples = list(itertools.islice(read_log(stream, total_rails=rule, stats=stats), MAX_LOG_SAMPLES))
@@ -83,11 +84,19 @@ def _from_log(path: Path, stream: Any, *, target: Target | None) -> RunRecord:
         status="measured",
         title=path.stem,
         origin="tegrastats log",
+        date=_first_time(head),
         seconds=found.duration_s,
         power=power_of(samples, found, unknown=stats.reason),
         throttle_events=events_of(found),
         notes=tuple(notes),
     )
+
+
+def _first_time(head: bytes) -> str | None:
+    """The first time stamp near the start of a log, by the clock of the board, which names no zone."""
+    lines = (parse_line(line) for line in head.decode("utf-8", "replace").splitlines())
+    stamp = next((line.time for line in lines if line is not None and line.time is not None), None)
+    return None if stamp is None else stamp.isoformat(timespec="seconds")
 
 
 def power_of(

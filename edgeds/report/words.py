@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from edgeds.report.axes import number
 from edgeds.report.record import LatencyFigures, RunRecord
 
-MAX_COMPARED = 6
+MAX_COMPARED = 3
 MAX_LIMITS_TOLD = 12
 SAME = 0.005
 

@@ -48,9 +48,7 @@ def measured(title: str = "yolo11n int8", **changes: Any) -> RunRecord:
         fps=31.2,
         frames=936,
         seconds=30.0,
-        latency_ms=LatencyFigures(
-            mean_ms=30.5, p50_ms=30.1, p95_ms=32.0, p99_ms=50.9, max_ms=52.0, samples=samples
-        ),
+        latency_ms=LatencyFigures(mean_ms=30.5, p50_ms=30.1, p95_ms=32.0, p99_ms=50.9, max_ms=52.0, samples=samples),
         power=PowerFigures(
             mean_w=12.4,
             peak_w=14.1,
