@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_SMALL = 1e-100
+"""Below this, and above its inverse, nothing is measured; the arithmetic of scales would leave the floats."""
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -37,7 +39,7 @@ def linear_scale(values: Sequence[float], *, start: float, end: float, from_zero
     low, high = min(values, default=0.0), max(values, default=1.0)
     if from_zero:
         low = min(low, 0.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), _SMALL):
         room = abs(high) * 0.1 or 1.0
         low, high = (low if from_zero and low == 0 else low - room), high + room
     ticks = round_ticks(low, high)
@@ -49,7 +51,7 @@ def linear_scale(values: Sequence[float], *, start: float, end: float, from_zero
 
 def log_scale(values: Sequence[float], *, start: float, end: float) -> Scale:
     """A scale by decades over the values above 0, with some room at both ends."""
-    known = [value for value in values if value > 0]
+    known = [min(max(value, _SMALL), 1 / _SMALL) for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=10.0)
     room = max((high / low) ** 0.06, 1.25)
     return Scale(low=low / room, high=high * room, start=start, end=end, is_log=True)
