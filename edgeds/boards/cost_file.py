@@ -16,8 +16,13 @@ _LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerWork:
-    """One node: floating-point operations (a multiply-add is two), stored weights, bytes moved in ``precision``."""
+class LayerCost:
+    """One node: floating-point operations (a multiply-add is two), stored weights, bytes moved in ``precision``.
+
+    Bytes are what a compiled engine moves: int8 where the tensor comes from or goes to Q/DQ, and no data movement for
+    reshapes. ``int8_eligible``: a Conv, ConvTranspose, Gemm or MatMul on floats. ``reads``: indices of the earlier
+    layers whose outputs it takes; None where nobody noted the edges. ``sparse_24``: 2 of 4 weights are zero.
+    """
 
     node: str
     op: str
@@ -27,15 +32,34 @@ class LayerWork:
     bytes_written: int
     int8_eligible: bool
     precision: str
+    reads: tuple[int, ...] | None = None
+    sparse_24: bool = False
+
+
+LayerWork = LayerCost
+"""The same under the name that the device half uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderFacts:
+    """What a language model's configuration says about attention, and the ``context`` (tokens in the cache, the new
+    one among them) that its one decode step was counted at."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWork:
-    """All nodes in order of execution, counted at the input shapes ``inputs``."""
+    """All nodes in order of execution, counted at the input shapes ``inputs``. ``decoder`` for language models."""
 
     inputs: dict[str, tuple[int, ...]]
-    layers: tuple[LayerWork, ...]
+    layers: tuple[LayerCost, ...]
     notes: tuple[str, ...] = ()
+    decoder: DecoderFacts | None = None
 
     @property
     def batch(self) -> int:
@@ -70,4 +94,18 @@ def parse_cost(data: Any, *, where: str) -> ModelWork:
         for key in ("flops", "params", "bytes_read", "bytes_written"):
             if not 0 <= getattr(layer, key) <= _LIMIT:
                 raise SpecError(f"{where}: layers[{index}] ({layer.node!r}): {key} is {getattr(layer, key)}")
+        if layer.reads is not None and any(not 0 <= source < index for source in layer.reads):
+            wrong = next(source for source in layer.reads if not 0 <= source < index)
+            raise SpecError(f"{where}: layers[{index}] ({layer.node!r}): reads layer {wrong}, which is not before it")
+    _check_decoder(work.decoder, where=where)
     return work
+
+
+def _check_decoder(facts: DecoderFacts | None, *, where: str) -> None:
+    if facts is None:
+        return
+    for key in ("layers", "heads", "kv_heads", "head_dim", "context"):
+        if not 1 <= getattr(facts, key) <= 1 << 24:
+            raise SpecError(f"{where}: decoder: {key} is {getattr(facts, key)}, expected 1 or more")
+    if facts.heads % facts.kv_heads:
+        raise SpecError(f"{where}: decoder: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")

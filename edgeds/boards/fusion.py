@@ -17,6 +17,7 @@ _FREE = (
 )
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 _SMOOTH = ("Sigmoid", "Tanh", "Erf", "Gelu", "Swish", "Mish", "Softplus", "HardSwish", "Elu")
+_SHAPES = ("Shape", "Size")
 _SHAPE_TYPES = ("int64", "int32", "bool")
 _REACH = 4
 _VOCABULARY = 30_000
@@ -25,7 +26,8 @@ _VOCABULARY = 30_000
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One launch: operations, weights and activation elements. ``precision`` is what the file says it computes in;
-    ``is_smooth``: it also evaluates an exponential per output."""
+    ``is_smooth``: it also evaluates an exponential per output. ``sources``: the kernels whose outputs it reads; None
+    where the costs hold no edges."""
 
     node: str
     op: str
@@ -37,6 +39,8 @@ class Kernel:
     int8_eligible: bool
     precision: str
     is_smooth: bool = False
+    sparse_24: bool = False
+    sources: tuple[int, ...] | None = None
 
     @property
     def depth(self) -> float:
@@ -52,37 +56,58 @@ class Kernel:
 def fuse_layers(work: ModelWork, *, batch: int) -> tuple[Kernel, ...]:
     """Kernels at ``batch``, in order.
 
-    Pointwise layers after a matrix product fold into it; Q/DQ, views and arithmetic on shapes vanish;
-    runs of other pointwise layers
-    become one kernel. A costs file holds no edges, so the order of the layers stands for them.
+    Pointwise layers that read a matrix product fold into it; Q/DQ, views and what follows from shapes alone vanish;
+    runs of other pointwise layers become one kernel. Joins stay copies, splits are views. Where the costs hold no
+    edges, the order and the sizes of the layers stand for them.
     """
     scale = batch / work.batch
     kernels: list[Kernel] = []
+    owners: list[tuple[int, ...]] = []
+    fixed: list[bool] = []
     for layer in work.layers:
-        if layer.op in _FREE or layer.precision in _SHAPE_TYPES or layer.bytes_read + layer.bytes_written == 0:
+        before = None if layer.reads is None else _sources(owners, layer.reads)
+        fixed.append(layer.op in _SHAPES or (bool(layer.reads) and all(fixed[source] for source in layer.reads or ())))
+        if fixed[-1]:
+            owners.append(())
             continue
-        kernel = _kernel(layer, scale)
+        if layer.op in _FREE or layer.precision in _SHAPE_TYPES or layer.bytes_read + layer.bytes_written == 0:
+            owners.append(before or ())
+            continue
+        kernel = _kernel(layer, scale, before)
         host = _host(kernels, kernel) if layer.op in _FUSED else None
         if host is None:
             kernels.append(kernel)
         elif layer.op in _SMOOTH:
             kernels[host] = replace(kernels[host], is_smooth=True)
+        owners.append((len(kernels) - 1 if host is None else host,))
     return tuple(kernels)
 
 
+def _sources(owners: list[tuple[int, ...]], reads: tuple[int, ...]) -> tuple[int, ...]:
+    """The kernels that the layers ``reads`` became part of; views hand on those of their input."""
+    return tuple(dict.fromkeys(kernel for layer in reads for kernel in owners[layer]))
+
+
 def _host(kernels: list[Kernel], layer: Kernel) -> int | None:
-    """Which kernel a pointwise layer folds into: one just before it, of as many outputs. Branches may interleave."""
+    """Which kernel a pointwise layer folds into: the last one that it reads, of as many outputs, matrix products first.
+
+    Without edges, one of the last few kernels: branches may interleave.
+    """
     recent = range(len(kernels) - 1, max(len(kernels) - 1 - _REACH, -1), -1)
-    fits = [index for index in recent if kernels[index].written == layer.written]
+    near = recent if layer.sources is None else sorted(layer.sources, reverse=True)
+    fits = [index for index in near if kernels[index].written == layer.written]
     matrix = [index for index in fits if kernels[index].is_matrix]
     if layer.op in _SMOOTH:
         matrix = [index for index in matrix if not kernels[index].is_smooth] or matrix
     if matrix:
         return matrix[0]
-    return fits[0] if fits and fits[0] == len(kernels) - 1 and kernels[fits[0]].op in _FUSED else None
+    pointwise = [index for index in fits if kernels[index].op in _FUSED]
+    if layer.sources is not None:
+        return pointwise[0] if pointwise else None
+    return pointwise[0] if pointwise and pointwise[0] == len(kernels) - 1 else None
 
 
-def _kernel(layer: LayerWork, scale: float) -> Kernel:
+def _kernel(layer: LayerWork, scale: float, sources: tuple[int, ...] | None) -> Kernel:
     size = _BYTES.get(layer.precision, 4)
     is_matrix = layer.op in MATRIX_OPS
     return Kernel(
@@ -95,4 +120,6 @@ def _kernel(layer: LayerWork, scale: float) -> Kernel:
         is_matrix=is_matrix,
         int8_eligible=layer.int8_eligible and layer.params > 0,
         precision=layer.precision,
+        sparse_24=layer.sparse_24,
+        sources=sources,
     )

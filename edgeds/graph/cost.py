@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
+from edgeds.boards.cost_file import LayerCost
 from edgeds.errors import ModelError
 from edgeds.graph.feeds import refuse_huge
 from edgeds.graph.flops import FREE_OPS, MATRIX_OPS, Shape, node_flops
@@ -16,25 +17,11 @@ from edgeds.graph.nodes import name_nodes
 from edgeds.graph.proto import dims_of, dtype_name, element_bits, is_standard, light_copy, one_line, subgraphs
 from edgeds.graph.session import open_session, runtime_errors
 from edgeds.graph.shapes import assume_input_shapes, infer_shapes
+from edgeds.graph.sparse24 import check_24
 
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _FLOATS = ("float32", "float16", "bfloat16")
 _INT8_INPUT_OPS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCost:
-    """One node. Bytes are what a compiled engine moves: int8 where the tensor comes from or goes to Q/DQ, and no data
-    movement for reshapes. ``int8_eligible``: a Conv, ConvTranspose, Gemm or MatMul on floats."""
-
-    node: str
-    op: str
-    flops: int
-    params: int
-    bytes_read: int
-    bytes_written: int
-    int8_eligible: bool
-    precision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +75,11 @@ def count_cost(model: ModelProto, input_shapes: Mapping[str, Sequence[int]] | No
         shapes.update(_recorded(model, assumed.shapes, holes, notes))
     counter = _Counter(shapes=shapes, elem_types=elem_types, notes=notes)
     counter.index(inferred.graph, model.graph)
-    layers = tuple(counter.count(node) for node in inferred.graph.node if node.op_type != "Constant")
+    sparse = {layer.node for layer in check_24(model) if layer.is_24}
+    layers = tuple(
+        replace(layer, sparse_24=True) if layer.node in sparse else layer
+        for layer in map(counter.count, counter.listed)
+    )
     return ModelCost(inputs=assumed.shapes, layers=layers, notes=tuple(notes))
 
 
@@ -148,6 +139,8 @@ class _Counter:
     outputs: set[str] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
     counted: set[str] = field(default_factory=set)
+    listed: list[NodeProto] = field(default_factory=list)
+    origin: dict[str, int] = field(default_factory=dict)
 
     def index(self, graph: GraphProto, source: GraphProto) -> None:
         self.weights |= {tensor.name for tensor in source.initializer}
@@ -158,6 +151,9 @@ class _Counter:
                 self.readers.setdefault(name, []).append(node)
             if node.op_type == "Constant":
                 self.weights.add(node.output[0])
+            else:
+                self.origin.update({name: len(self.listed) for name in node.output if name})
+                self.listed.append(node)
 
     def count(self, node: NodeProto) -> LayerCost:
         standard = is_standard(node) or node.domain == "com.microsoft"
@@ -183,6 +179,7 @@ class _Counter:
             bytes_written=written,
             int8_eligible=eligible,
             precision=precision,
+            reads=tuple(dict.fromkeys(self.origin[name] for name in node.input if name in self.origin)),
         )
 
     def _dequantized(self, name: str) -> NodeProto | None:

@@ -57,3 +57,26 @@ def test_damaged_files_are_refused_by_name(text: bytes, tmp_path: Path) -> None:
     path.write_bytes(text)
     with pytest.raises(SpecError, match="broken"):
         read_cost(path)
+
+
+@pytest.mark.parametrize("reads", [[0], [5], [-1]])
+def test_edges_must_point_backwards(reads: list[int]) -> None:
+    with pytest.raises(SpecError, match=r"cost\.json: layers\[0\] .* reads layer"):
+        parse_cost(document(reads=reads), where="cost.json")
+
+
+def test_files_without_the_newer_keys_still_load() -> None:
+    work = parse_cost(document(), where="cost.json")
+    assert work.layers[0].reads is None
+    assert not work.layers[0].sparse_24
+    assert work.decoder is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layers": 0}, {"heads": -1}, {"kv_heads": 3}, {"context": 0}, {"head_dim": "64"}, {"rope": 1}]
+)
+def test_impossible_decoder_facts_are_refused_by_name(changes: dict[str, Any]) -> None:
+    facts = {"layers": 2, "heads": 8, "kv_heads": 2, "head_dim": 64, "context": 256}
+    assert parse_cost({**document(), "decoder": facts}, where="c").decoder is not None
+    with pytest.raises(SpecError, match=r"cost\.json.*decoder"):
+        parse_cost({**document(), "decoder": {**facts, **changes}}, where="cost.json")

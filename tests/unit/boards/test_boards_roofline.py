@@ -1,6 +1,7 @@
 """Fusion and kernel times: what vanishes, what bounds a kernel, and the formula against a second writing of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,25 @@ def test_formula_agrees_with_an_independent_writing() -> None:
     memory = (2 * 5_000 + 2 * 20_000) / (100e9 * c.bandwidth_efficiency)
     wanted = c.launch_us + c.cycles / 1000 + math.sqrt(compute**2 + memory**2) * 1e6
     assert time_kernel(kernel, MACHINE, precision="fp16", coefficients=c).latency_us == pytest.approx(wanted)
+
+
+def chained(*rows: tuple[str, tuple[int, ...]]) -> ModelWork:
+    return work(*(replace(layer(op), reads=reads) for op, reads in rows))
+
+
+def test_edges_fold_a_pointwise_layer_into_what_it_reads_not_into_what_stands_before_it() -> None:
+    # Conv 0 and 1 run side by side; the activation of 0 comes after 1 in order.
+    kernels = fuse_layers(chained(("Conv", ()), ("Conv", ()), ("Sigmoid", (0,)), ("MaxPool", (2,))), batch=1)
+    assert [kernel.op for kernel in kernels] == ["Conv", "Conv", "MaxPool"]
+    assert [kernel.is_smooth for kernel in kernels] == [True, False, False]
+    assert kernels[2].sources == (0,)
+
+
+def test_edges_see_through_views_and_drop_what_follows_from_shapes_alone() -> None:
+    rows = (("Conv", ()), ("Shape", (0,)), ("Gather", (1,)), ("Expand", (2,)), ("Reshape", (0, 3)), ("Concat", (4, 3)))
+    kernels = fuse_layers(chained(*rows), batch=1)
+    assert [kernel.op for kernel in kernels] == ["Conv", "Concat"]
+    assert kernels[1].sources == (0,)
 
 
 @pytest.mark.parametrize(

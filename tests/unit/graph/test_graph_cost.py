@@ -155,8 +155,16 @@ def test_json_form_is_plain_and_the_model_is_untouched():
     assert set(data) == {"inputs", "layers", "notes"}
     assert set(data["layers"][0]) == {
         *("node", "op", "flops", "params", "bytes_read", "bytes_written", "int8_eligible", "precision"),
+        *("reads", "sparse_24"),
     }
     assert model.SerializeToString() == before
+
+
+def test_edges_point_at_the_layers_that_made_the_inputs():
+    layers = count_cost(two_convs()).layers
+    assert layers[0].reads == ()
+    assert all(index - 1 in one.reads for index, one in enumerate(layers) if index)
+    assert all(source < index for index, one in enumerate(layers) for source in one.reads)
 
 
 def test_half_precision_halves_the_bytes():
