@@ -149,9 +149,35 @@ def _product(tracker: Tracker, node: NodeProto, left: int, right: int) -> None:
         return tracker.follow(node.output[0], rank - 2, a.ids)
     if b is not None and a is None and b.axis == right - 1:
         return tracker.follow(node.output[0], rank - 1, b.ids)
+    ranks, tracks = (left, right), (a, b)
+    batch = {track.axis - rank for track, rank in zip(tracks, ranks, strict=True) if track and track.axis < rank - 2}
+    if len(batch) == 1 and all(
+        track is None or track.axis < rank - 2 for track, rank in zip(tracks, ranks, strict=True)
+    ):
+        return _batched(tracker, node, batch.pop(), rank=rank)
     for name in node.input:
         tracker.freeze_tensor(name, node, "is multiplied with another activation")
     return None
+
+
+def _batched(tracker: Tracker, node: NodeProto, place: int, *, rank: int) -> None:
+    """Heads side by side: both operands carry them, or one that is the same for all. ``place`` counts from the end."""
+    shapes = [tracker.shape(name) or () for name in node.input]
+    spread = [len(shape) < -place or shape[place] == 1 for shape in shapes]
+    known = [tracker.tracks.get(name) for name in node.input]
+    if any(track is not None and single for track, single in zip(known, spread, strict=True)):
+        for name in node.input:
+            tracker.freeze_tensor(name, node, "a single head is spread over many")
+        return
+    ids = [
+        tracker.ids_on(name, len(shape) + place)
+        for name, shape, single in zip(node.input, shapes, spread, strict=True)
+        if not single
+    ]
+    whole = [item for item in ids if item is not None]
+    for other in whole[1:]:
+        tracker.tie(whole[0], other, node)
+    tracker.follow(node.output[0], rank + place, whole[0])
 
 
 def batchnorm(tracker: Tracker, node: NodeProto) -> None:

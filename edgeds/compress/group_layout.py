@@ -13,9 +13,10 @@ from edgeds.compress.group_ops import ints
 
 
 def map_axis(track: Track, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, Ids] | None:
-    """Where the channel axis goes in a row-major reshape: (axis, atoms per position), None when it is broken up.
+    """Where the channel axis goes in a row-major reshape: (axis, atoms), None when nothing of it stays together.
 
-    A channel may become a block of positions (Flatten: H * W columns), or a block of equal atoms one position.
+    A channel may become a block of positions (Flatten: H * W columns). Where channels become blocks of an axis of
+    their own (attention heads), the atoms have two axes: one row per position, whose atoms go or stay together.
     """
     lead, channels = math.prod(before[: track.axis]), track.ids.size
     rest = math.prod(before[track.axis + 1 :])
@@ -28,10 +29,18 @@ def map_axis(track: Track, before: tuple[int, ...], after: tuple[int, ...]) -> t
         if size > channels and size % channels == 0 and rest % (size // channels) == 0:
             return axis, np.repeat(track.ids, size // channels)
         if size < channels and channels % size == 0:
-            blocks = track.ids.reshape(size, -1)
-            if (blocks == blocks[:, :1]).all():
-                return axis, blocks[:, 0].copy()
+            return axis, track.ids.reshape(size, -1)
     return None
+
+
+def _joined(tracker: Tracker, node: NodeProto, ids: Ids) -> Ids:
+    """One atom per position: atoms of a block are coupled, so that heads are pruned whole or not at all."""
+    if ids.ndim == 1:
+        return ids
+    first = ids[:, 0].copy()
+    for column in range(1, ids.shape[1]):
+        tracker.tie(first, ids[:, column].copy(), node)
+    return first
 
 
 def reshape(tracker: Tracker, node: NodeProto) -> None:
@@ -59,8 +68,9 @@ def reshape(tracker: Tracker, node: NodeProto) -> None:
         if not tracker.view.is_constant(node.input[1]):
             tracker.freeze(track.ids, node, "is reshaped to a computed number of channels")
             return
+        ids = _joined(tracker, node, ids)
         tracker.rewrites.append(Rewrite(node=node.name, kind="entry", parts=(ids,), input=1, index=axis))
-    tracker.follow(node.output[0], axis, ids)
+    tracker.follow(node.output[0], axis, _joined(tracker, node, ids))
 
 
 def _target_entry(tracker: Tracker, node: NodeProto, axis: int) -> int | None:
@@ -93,7 +103,7 @@ def flatten(tracker: Tracker, node: NodeProto) -> None:
     if found is None:
         tracker.freeze(track.ids, node, "its channels are broken up over several axes")
         return
-    tracker.follow(node.output[0], found[0], found[1])
+    tracker.follow(node.output[0], found[0], _joined(tracker, node, found[1]))
 
 
 def transpose(tracker: Tracker, node: NodeProto) -> None:

@@ -130,9 +130,12 @@ def prune_model(
     if ratio == 0:
         result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
         notes = ["ratio 0: the model as it was"]
+    elif not groups.groups:
+        if not groups.protected:
+            raise ModelError(f"{source}: {_NOTHING}")
+        result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
+        notes = [f"nothing can be pruned, so this is the model as it was: {_why(groups)}"]
     else:
-        if not groups.groups:
-            raise ModelError(f"{source}: nothing can be pruned: {_why(groups)}")
         scores = score_groups(
             model, groups, method=options.method, feeds=kept_feeds, threads=options.threads, quiet=quiet
         )
@@ -186,9 +189,10 @@ def _check_place(source: Path, place: Path) -> None:
         raise SpecError(f"{place}: is the model itself; write to another file")
 
 
+_NOTHING = "nothing can be pruned: it has no layer with constant weights and more than one output channel"
+
+
 def _why(groups: Groups) -> str:
-    if not groups.protected:
-        return "it has no layer with constant weights and more than one output channel"
     first = groups.protected[0]
     return f"all {len(groups.protected)} layers have to stay, {first.node!r} because it {first.reason}"
 
