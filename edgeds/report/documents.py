@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -126,9 +127,9 @@ def from_prediction(data: Document, *, where: str, title: str) -> RunRecord:
 def from_profile(data: Document, *, where: str, title: str) -> RunRecord:
     """The ``metrics.json`` of ``edgeds profile``: its layers, and shares of peak as notes."""
     status = status_at(data, where=where, default="measured")
-    latency = number_at(data, "latency_ms", "total_ms", where=where)
-    target = text_at(data, "target", "device", where=where) or ""
-    board, _, mode = target.partition("@")
+    latency = number_at(data, "latency_ms", where=where)
+    board, _, mode = (text_at(data, "target", where=where) or "").partition("@")
+    fps, batch = number_at(data, "fps", where=where), whole_at(data, "batch", "batch_size", where=where)
     notes = [
         f"{label}: {value:.1%}"
         for key, label in (
@@ -146,6 +147,7 @@ def from_profile(data: Document, *, where: str, title: str) -> RunRecord:
         origin="profile",
         date=text_at(data, "date", where=where),
         device=Device(
+            name=text_at(data, "device", where=where),
             board=board or None,
             mode=mode or None,
             backend=text_at(data, "backend", where=where),
@@ -153,12 +155,12 @@ def from_profile(data: Document, *, where: str, title: str) -> RunRecord:
         ),
         model=text_at(data, "model", where=where),
         precision=text_at(data, "precision", where=where),
-        batch=whole_at(data, "batch", "batch_size", where=where),
-        fps=number_at(data, "fps", "throughput_fps", where=where),
+        batch=batch,
+        fps=fps,
         latency_ms=None if latency is None else LatencyFigures(mean_ms=latency),
         power=power_figure(number_at(data, "power_w", where=where), status),
         energy_mj=number_at(data, "energy_mj", where=where),
-        by_batch=_by_batch(data, where=where, default=status),
+        by_batch=_by_batch(data, fps=fps, batch=batch, where=where, status=status),
         layers=_layers(data, where=where, default=status),
         roof=_roof(data, where=where),
         notes=(*notes, *texts_at(data, "notes", where=where)),
@@ -205,24 +207,27 @@ def _layers(data: Document, *, where: str, default: Status) -> tuple[LayerTime, 
     return tuple(layers)
 
 
-def _by_batch(data: Document, *, where: str, default: Status) -> tuple[BatchPoint, ...]:
-    points = []
-    for index, row in enumerate(list_at(data, "by_batch", where=where)):
-        place = f"{where}.by_batch[{index}]"
-        if not isinstance(row, Mapping):
-            raise SpecError(f"{place}: expected an object, got {row!r:.80}")
-        batch, latency = whole_at(row, "batch", where=place), number_at(row, "latency_ms", where=place)
-        if batch and latency is not None:
-            fps, size = number_at(row, "fps", where=place), text_at(row, "size", where=place)
-            status = status_at(row, where=place, default=default)
-            points.append(BatchPoint(batch=batch, latency_ms=latency, fps=fps, size=size, status=status))
-    return tuple(points)
+def _by_batch(
+    data: Document, *, fps: float | None, batch: int | None, where: str, status: Status
+) -> tuple[BatchPoint, ...]:
+    """Latency by batch out of the parallel efficiency e(n) = rate(n) / (n x rate(1)), of which one rate is known."""
+    place = f"{where}.parallel.batches"
+    stated = object_at(object_at(data, "parallel", where=where), "batches", where=f"{where}.parallel")
+    shares = {int(key): number_at(stated, key, where=place) for key in stated if re.fullmatch(r"[1-9]\d{0,5}", key)}
+    own = shares.get(batch or 0)
+    if not fps or not own or batch is None:
+        return ()
+    single = fps / (own * batch)
+    rates = {size: share * size * single for size, share in sorted(shares.items()) if share}
+    return tuple(
+        BatchPoint(batch=size, latency_ms=size / rate * 1e3, fps=rate, status=status) for size, rate in rates.items()
+    )
 
 
 def _roof(data: Document, *, where: str) -> Roof | None:
-    roof = object_at(data, "roof", where=where)
-    flops = number_at(roof, "flops_per_s", where=f"{where}.roof") or number_at(data, "peak_flops_per_s", where=where)
-    moved = number_at(roof, "bytes_per_s", where=f"{where}.roof") or number_at(data, "peak_bytes_per_s", where=where)
+    peak = object_at(data, "peak", where=where)
+    flops = number_at(peak, "flops_per_s", where=f"{where}.peak")
+    moved = number_at(peak, "bytes_per_s", where=f"{where}.peak")
     if not flops or not moved:
         return None
     return Roof(flops_per_s=flops, bytes_per_s=moved, label=text_at(data, "precision", where=where) or "")

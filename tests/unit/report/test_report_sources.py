@@ -129,6 +129,22 @@ def test_profile_keeps_layers_and_who_said_their_times(tmp_path: Path) -> None:
     assert "achieved bandwidth over peak: 25.0%" in run.notes
 
 
+def test_profile_of_a_board_tells_latency_by_batch_and_the_roof(tmp_path: Path) -> None:
+    data = {
+        **{"kind": "edgeds-profile", "status": "predicted", "model": "m", "target": "orin-nx-16gb@15W", "batch": 4},
+        **{"fps": 200.0, "latency_ms": 20.0, "flops_per_byte": 9.0, "precision": "int8", "layers": []},
+        **{"parallel": {"batches": {"1": 1.0, "4": 0.5}}, "peak": {"flops_per_s": 1e13, "bytes_per_s": 1e11}},
+    }
+    (run,) = read_runs(write(tmp_path / "metrics.json", data))
+    assert [(point.batch, point.latency_ms, point.fps) for point in run.by_batch] == [
+        (1, 10.0, 100.0),
+        (4, 20.0, 200.0),
+    ]
+    assert {point.status for point in run.by_batch} == {"predicted"}
+    assert run.roof is not None
+    assert (run.roof.flops_per_s, run.device.board) == (1e13, "Jetson Orin NX 16GB")
+
+
 def test_report_of_the_demo_holds_two_runs(tmp_path: Path) -> None:
     data = {"bench": {"float": BENCH, "int8": BENCH}, "sizes": ["64x64"], "accuracy": {"int8_map50_95": 0.3}}
     runs = read_runs(write(tmp_path / "report.json", data))
