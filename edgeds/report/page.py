@@ -37,6 +37,7 @@ p { max-width: 46rem; margin: .6rem 0; }
 table { border-collapse: collapse; min-width: 16rem; }
 th, td { text-align: left; padding: .35rem 1.1rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
   overflow-wrap: break-word; max-width: 24rem; }
+td:nth-child(2):not(.number) { min-width: 7rem; }
 th { color: var(--faint); font-weight: 600; font-size: .85rem; vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 1rem; }

@@ -40,8 +40,9 @@ def headline(run: RunRecord) -> str:
     what = " at ".join(figures) or "No speed and no power"
     form = ", ".join(part for part in (run.model, run.precision, f"batch {run.batch}" if run.batch else None) if part)
     sentence = f"{what} on {run.device.label}{f' with {form}' if form else ''}"
-    mark = "predicted, not measured" if run.status == "predicted" else "measured"
-    text = f"{sentence} ({mark}{f' on {run.date[:10]}' if run.date else ''})."
+    date = f" on {run.date[:10]}" if run.date else ""
+    mark = f"predicted{date}, not measured" if run.status == "predicted" else f"measured{date}"
+    text = f"{sentence} ({mark})."
     text += _latency_words(run.latency_ms)
     if run.energy_mj is not None:
         text += f" Energy: {number(run.energy_mj)} mJ per frame."
