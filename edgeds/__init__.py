@@ -47,6 +47,7 @@ _MODULES = {
     "edgeds.pipelines.yolo": ("Result", "YoloPipeline"),
     "edgeds.report.accuracy": ("evaluate_detector",),
     "edgeds.report.bench": ("run_bench",),
+    "edgeds.report.monitor": ("EngineMonitor",),
     "edgeds.report.datasets": ("open_detection_dataset",),
     "edgeds.graph.io": ("load_model", "save_model"),
     "edgeds.graph.inspect": ("inspect_model",),

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("auto", "float", "int8"), default="auto", help="model of the bundle")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime (cpu), tensorrt or null (default: auto)")
     parser.add_argument("--sizes", metavar="HxW,HxW", help="frame sizes to send (default: the bundle's resolutions)")
+    parser.add_argument("--stats", type=given_path, metavar="FILE", help="write FPS and queue there (edgeds monitor)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: the physical cores)")
     parser.add_argument("--record", metavar="FILE.json", type=given_path, help="keep the run for edgeds report")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from edgeds.bundle import open_bundle
     from edgeds.power import open_sensor
     from edgeds.report.bench import BenchTrace, run_bench
+    from edgeds.runtime.livestats import publish_stats
 
     trace = BenchTrace()
     if args.record is not None and args.record.is_dir():
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             stack.callback(close)
             sensor = open_sensor()
             stack.callback(sensor.close)
+            stack.enter_context(publish_stats(getattr(target, "session", target), args.stats))
             report = run_bench(
                 target,
                 requests,

@@ -40,6 +40,7 @@ VERBS = {
     "bench": "measure frames per second and latency of a bundle",
     "plan": "find power mode, precision, batch and size that meet a budget on a board",
     "tune": "measure power modes, batches and forms of a bundle on this board",
+    "profile": "show where the time of a model goes, per layer and against the device's peaks",
     "predict": "predict latency, power and memory of a model on a board",
     "targets": "list boards and power modes with their sources",
     "monitor": "watch power, clocks, load and temperatures, live or from a tegrastats log",

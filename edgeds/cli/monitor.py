@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from edgeds.boards.catalogue import load_catalogue
 from edgeds.boards.spec import Target
@@ -23,6 +23,9 @@ from edgeds.files import open_regular
 from edgeds.power.sample import PowerSample, Sensor
 from edgeds.power.trace import PowerSummary, summarize
 
+if TYPE_CHECKING:
+    from edgeds.runtime.livestats import LiveStats
+
 SUMMARY = "Watch power, clocks, load and temperatures: live, or from a recorded tegrastats log."
 
 EXAMPLES = """\
@@ -31,6 +34,7 @@ examples:
   edgeds monitor --interval 0.5 --count 20 --json            JSON lines
   edgeds monitor --from-log run.txt --target orin-nx-16gb    a log made with: tegrastats --logfile run.txt
   tegrastats | edgeds monitor --from-log - --json            lines of a running tegrastats
+  edgeds monitor --stats yolo.stats                          and FPS and queue of: edgeds run ... --stats yolo.stats
 """
 
 DEFAULT_INTERVAL_S = 1.0
@@ -48,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--count", type=int, metavar="N", help="end after N samples (default: Ctrl-C, or the log's end)"
+    )
+    parser.add_argument(
+        "--stats", type=Path, metavar="FILE", help="also show FPS and queue of an 'edgeds run|bench --stats FILE'"
     )
     parser.add_argument("--json", action="store_true", help="print JSON lines")
 
@@ -146,6 +153,7 @@ def _live(
 ) -> list[PowerSample]:
     """Read and show until the count is reached or Ctrl-C, which is the usual end and no failure."""
     from edgeds.power.view import redraw, screen_lines, table_head, table_row
+    from edgeds.runtime.livestats import read_stats
 
     is_screen = not args.json and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     kept: list[PowerSample] = []
@@ -163,19 +171,39 @@ def _live(
             kept.append(sample)
             del kept[:-KEPT_SAMPLES]
             turn += 1
+            live = read_stats(args.stats) if args.stats is not None else None
             if args.json:
-                emit_line({**sample.to_row(), "source": sensor.source})
+                emit_line({**sample.to_row(), **_live_row(args, live), "source": sensor.source})
             elif is_screen:
                 size = shutil.get_terminal_size()
                 summary = _summary(kept, sensor, interval_s)
-                lines = screen_lines(sample, summary, title=title, budget_w=budget_w, width=size.columns or 80)
+                extra = [("pipeline", _live_text(live))] if args.stats is not None else []
+                width = size.columns or 80
+                lines = screen_lines(sample, summary, title=title, budget_w=budget_w, width=width, extra=extra)
                 # Python 3.10 passes on the 0 x 0 of a terminal without a size.
                 emit_text(redraw(lines, height=size.lines or 24), end="")
             else:
-                emit_text(table_row(sample))
+                emit_text(table_row(sample) + (f"  {_live_text(live)}" if args.stats is not None else ""))
     if is_screen:
         emit_text("")  # below the ^C that the terminal shows
     return kept
+
+
+def _live_row(args: argparse.Namespace, live: LiveStats | None) -> dict[str, object]:
+    """What the watched pipeline does, for JSON; null where nothing runs."""
+    if args.stats is None:
+        return {}
+    if live is None:
+        return {"fps": None, "queue": None, "mean_batch": None}
+    return {"fps": live.fps, "queue": live.waiting, "mean_batch": live.mean_batch, "backend": live.backend}
+
+
+def _live_text(live: LiveStats | None) -> str:
+    if live is None:
+        return "nothing running"
+    batch = "?" if live.mean_batch is None else f"{live.mean_batch:.1f}"
+    lost = f", {live.failed} failed, {live.rejected} rejected, {live.expired} expired"
+    return f"{live.fps:.1f} FPS on {live.backend}, {live.waiting} waiting, batch {batch}, {live.completed} done{lost}"
 
 
 def _summary(kept: list[PowerSample], sensor: Sensor, interval_s: float) -> PowerSummary:

@@ -56,11 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frames", type=int, metavar="N", help="stop after N frames in all")
     parser.add_argument("--json", action="store_true", help="print one JSON line per frame")
+    parser.add_argument(
+        "--stats", type=given_path, metavar="FILE", help="write FPS and queue there, for edgeds monitor"
+    )
     add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 when not one frame could be read."""
+    from edgeds.runtime.livestats import publish_stats
+
     if args.frames is not None and args.frames < 1:
         raise SpecError(f"--frames {args.frames}: must be at least 1")
     thresholds = {"conf": args.conf, "iou": args.iou, "max_det": args.max_det, "agnostic": args.agnostic}
@@ -70,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         stream = stack.enter_context(open_sources(args.sources, policy=args.policy))
         writer = stack.enter_context(ResultWriter(args.save)) if args.save else None
         pipeline = stack.enter_context(open_detector(args, **thresholds))
+        stack.enter_context(publish_stats(pipeline.session, args.stats))
         start = time.perf_counter()
         pairs = stack.enter_context(contextlib.closing(pipeline.stream(_First(stream, args.frames))))
         for frame, result in pairs:

@@ -16,9 +16,15 @@ CLEAR_BELOW = "\x1b[J"
 
 
 def screen_lines(
-    sample: PowerSample, summary: PowerSummary, *, title: str, budget_w: float | None = None, width: int = 80
+    sample: PowerSample,
+    summary: PowerSummary,
+    *,
+    title: str,
+    budget_w: float | None = None,
+    width: int = 80,
+    extra: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
-    """The screen for one sample. Unknown values are ``?``; every line fits ``width``."""
+    """The screen for one sample. Unknown values are ``?``; every line fits ``width``. ``extra`` rows come last."""
     width = max(width, 40)
     total = sample.total_mw / 1000 if sample.total_mw is not None else None
     over = budget_w is not None and total is not None and total > budget_w
@@ -35,6 +41,7 @@ def screen_lines(
         ("fan", f"{_number(sample.fan_pct)} %  {_number(sample.fan_rpm)} rpm"),
         ("throttling", "?" if sample.throttle is None else ", ".join(sample.throttle) or "none now"),
         ("over-curr.", _over_current(sample, summary)),
+        *extra,
     ]
     lines = [_cut(f"edgeds monitor  {title}  {sample.t_s:.0f} s", width), _cut(f"sensor: {summary.source}", width), ""]
     for name, text in rows:
