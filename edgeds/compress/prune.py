@@ -49,8 +49,8 @@ class PruneReport:
     """What was removed, what it saved, and what stayed and why. FLOPs are counted at the same input shapes.
 
     ``ratio`` is the share of the removable channels that was aimed for, ``removed_share`` what rounding and limits made
-    of it. ``predicted`` holds figures of the target before and after, when one was given. ``aligned_share`` is the
-    share of narrowed layers whose width is a multiple of 8.
+    of it; ``channels_before`` counts the others too. ``predicted`` holds figures of the target before and after, when
+    one was given. ``aligned_share`` is the share of narrowed layers whose width is a multiple of 8.
     """
 
     model: str
@@ -256,11 +256,12 @@ def _report(
     layers = _widths(groups, result, names)
     narrowed = [layer for layer in layers if layer.after < layer.before]
     before, after = (sum(getattr(layer, which) for layer in layers) for which in ("before", "after"))
+    removable = sum(group.size * group.channels for group in groups.groups)
     return PruneReport(
         model=str(place),
         mapping=str(place.with_suffix(".mapping.json")),
         report=str(place.with_suffix(".report.json")),
-        removed_share=round((before - after) / before, 4) if before else 0.0,
+        removed_share=round((before - after) / removable, 4) if removable else 0.0,
         params_before=costs[0].params,
         params_after=costs[1].params,
         flops_before=costs[0].flops,
