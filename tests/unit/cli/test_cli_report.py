@@ -112,6 +112,18 @@ def test_wrong_use_exits_with_2_and_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "folder.html"]
 
 
+def test_picture_without_opencv_names_the_extra_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    run = make_run(tmp_path / "a.json")
+    page = ["--out", str(tmp_path / "r.html")]
+    assert main(["report", str(run), *page, "--png", str(tmp_path / "r.png")]) == 1
+    assert "edgeds[vision]" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+    assert main(["report", str(run), *page]) == 0, "the page alone needs none"
+
+
 def test_page_of_before_stays_when_a_run_is_damaged(tmp_path: Path) -> None:
     page = tmp_path / "r.html"
     page.write_text("before")

@@ -139,7 +139,9 @@ def test_events_that_nobody_tells_are_not_none_seen() -> None:
 
 
 def test_page_states_board_mode_versions_sensor_date_and_status(tmp_path: Path) -> None:
-    text = Reader(page_of(tmp_path, measured())).text
+    """B127: versions in every report; B76: the reason of a fallback too."""
+    text = Reader(page_of(tmp_path, measured(notes=("no TensorRT engine, so onnxruntime runs",)))).text
+    assert "no TensorRT engine, so onnxruntime runs" in text
     for fact in ("Jetson Orin NX 16GB", "15W", "tensorrt 10.3.0", "INA3221 (VDD_IN)", "2026-12-01", "\u00a0measured"):
         assert fact in text
     assert "coco128" in text
