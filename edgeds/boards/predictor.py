@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from edgeds.boards.coefficients import PowerCoefficients, Table, load_table
+from edgeds.boards.assumptions import assumed, explain
+from edgeds.boards.coefficients import Interval, Table, load_table
 from edgeds.boards.cost_file import ModelWork
+from edgeds.boards.dla import DlaSplit, dla_core, mix_devices
+from edgeds.boards.footprint import MemoryParts, memory_parts
 from edgeds.boards.fusion import Kernel, fuse_layers
-from edgeds.boards.roofline import WEIGHT_BYTES, KernelTime, Machine, choose_precision, time_kernel
+from edgeds.boards.resize import resize_work
+from edgeds.boards.roofline import SPARSE_SHARE, Coefficients, KernelTime, Machine, choose_precision, time_kernel
 from edgeds.boards.spec import BoardSpec, PowerMode, missing_facts, peak_tops
+from edgeds.boards.watts import PowerState, find_clock, idle_power, power_terms, rail_watts, slow_kernel
 from edgeds.errors import SpecError
 
-PRECISIONS = ("fp32", "fp16", "int8", "int4")
-WORKSPACE_MIB = 64.0
+__all__ = [
+    "PRECISIONS",
+    "Prediction",
+    "idle_power",
+    "machine_of",
+    "power_terms",
+    "predict",
+    "resize_work",
+    "time_layers",
+    "workload_kind",
+]
+
+PRECISIONS = ("fp32", "fp32-strict", "fp16", "int8", "int4")
+DEVICES = ("gpu", "dla")
+SPARSITIES = ("none", "2:4")
 MAX_BATCH = 65_536
-_TOP_GHZ = 1.3
+_LEAST_DEPTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Predicted figures of one inference of ``batch`` items. ``power_w`` is the module's, ``energy_mj`` per inference
-    of the whole batch. 80 % of left-out measurements lay between low and high. ``status`` is always ``predicted``."""
+    of the whole batch. 80 % of left-out measurements lay between low and high. ``status`` is always ``predicted``.
+
+    ``gpu_mhz`` is lower than the mode's where ``throttled``: more would pass the mode's watts. ``memory`` splits
+    ``memory_mib``. ``rails_w``: None for rails that no source tells apart. ``dla``: the expected split, on a DLA.
+    """
 
     status: str = "predicted"
     target: str
+    device: str = "gpu"
     precision: str
     batch: int
     latency_ms: float
@@ -34,8 +56,14 @@ class Prediction:
     fps: float
     power_w: float
     energy_mj: float
+    energy_per_item_mj: float
     memory_mib: float
+    memory: MemoryParts
     limited_by: str
+    gpu_mhz: float
+    throttled: bool
+    rails_w: Mapping[str, float | None] = field(default_factory=dict)
+    dla: DlaSplit | None = None
     notes: tuple[str, ...]
     table_version: str
     layers: tuple[KernelTime, ...] = ()
@@ -49,48 +77,83 @@ def predict(
     precision: str,
     batch: int | None = None,
     table: Table | None = None,
+    device: str = "gpu",
+    sparsity: str | None = None,
+    kv_cache_mib: float = 0.0,
 ) -> Prediction:
     """Predict ``work`` on ``board`` in ``mode``; ``batch`` None takes the batch that the costs were counted at.
 
-    ``precision``: one of ``PRECISIONS`` (``fp32`` is TensorRT's default, TF32; ``int4`` means weights only). Raises
-    SpecError for an impossible batch or precision, and for facts of the board that nobody states.
+    ``precision``: one of ``PRECISIONS`` (``fp32`` is TensorRT's default, TF32; ``int4`` means weights only).
+    ``device``: ``gpu``, or ``dla`` for one DLA core with fallback. ``sparsity``: ``2:4`` takes all large weights as
+    2:4 sparse, ``none`` no weights, None those that the costs say. ``kv_cache_mib`` is added to the memory. Raises
+    SpecError for an impossible batch or choice, and for facts of the board that nobody states.
     """
     table = table or load_table()
     batch = work.batch if batch is None else batch
-    if precision not in PRECISIONS:
-        raise SpecError(f"precision {precision!r} is not known; choose from {', '.join(PRECISIONS)}")
-    if not 1 <= batch <= MAX_BATCH:
-        raise SpecError(f"batch {batch}: expected 1 to {MAX_BATCH}")
+    _check(precision=precision, batch=batch, device=device, sparsity=sparsity)
     machine = machine_of(board, mode)
-    kernels = fuse_layers(work, batch=batch)
+    kernels = _with_sparsity(fuse_layers(work, batch=batch), sparsity)
     kind = workload_kind(kernels)
+    coefficients = table.llm if kind == "llm" else table.time
     times = time_layers(work, kernels, machine=machine, precision=precision, table=table)
+    split, band, dla_tops = None, table.intervals[kind], 0.0
+    if device == "dla":
+        core = dla_core(board, mode, precision=precision, batch=batch)
+        times, split = mix_devices(kernels, times, core=core, machine=machine)
+        band = Interval(low=assumed("dla_band_low"), high=assumed("dla_band_high"))
+        dla_tops = core.peak_flops / 1e12
+    else:
+        times = _add_reformats(kernels, times, machine=machine, coefficients=coefficients)
+    state = find_clock(
+        times, machine=machine, coefficients=table.power, launch_us=coefficients.launch_us, watts=mode.watts,
+        dla_tops=dla_tops,
+    )  # fmt: skip
+    times = tuple(slow_kernel(time, share=state.share, launch_us=coefficients.launch_us) for time in times)
     latency_us = sum(time.latency_us for time in times)
-    power = module_power(times, machine=machine, coefficients=table.power)
-    notes = [] if precision != "fp32" else ["fp32 is computed as TF32, as TensorRT does by default"]
-    if mode.watts is not None and power > mode.watts:
-        notes.append(f"{power:.1f} W would pass the mode's {mode.watts:g} W: shown at those, clocks may be lowered")
-        power = mode.watts
-    memory = memory_mib(kernels, work=work, precision=precision)
-    if board.memory_gb is not None and memory > board.memory_gb * 1024:
-        notes.append(f"needs more than the {board.memory_gb:g} GB of {board.name}")
-    band = table.intervals[kind]
+    power_w = state.power_w if state.fits or mode.watts is None else mode.watts
+    memory = memory_parts(kernels, work=work, precision=precision, kv_cache_mib=kv_cache_mib)
+    gpu_mhz = machine.gpu_mhz * state.share
+    notes = [
+        *_choice_notes(kernels, precision=precision, device=device),
+        *_limit_notes(state, memory, board=board, mode=mode, gpu_mhz=gpu_mhz),
+        *work.notes,
+    ]
     return Prediction(
         target=f"{board.name}@{mode.label}",
+        device=device,
         precision=precision,
         batch=batch,
         latency_ms=latency_us / 1e3,
         latency_low_ms=latency_us * band.low / 1e3,
         latency_high_ms=latency_us * band.high / 1e3,
         fps=batch / latency_us * 1e6,
-        power_w=power,
-        energy_mj=power * latency_us / 1e3,
-        memory_mib=memory,
+        power_w=power_w,
+        energy_mj=power_w * latency_us / 1e3,
+        energy_per_item_mj=power_w * latency_us / 1e3 / batch,
+        memory_mib=memory.total_mib,
+        memory=memory,
         limited_by=_limit(times),
-        notes=(*notes, *work.notes),
+        gpu_mhz=gpu_mhz,
+        throttled=state.share < 1,
+        rails_w=rail_watts(board, power_w),
+        dla=split,
+        notes=tuple(notes),
         table_version=table.version,
         layers=times,
     )
+
+
+def _check(*, precision: str, batch: int, device: str, sparsity: str | None) -> None:
+    if precision not in PRECISIONS:
+        raise SpecError(f"precision {precision!r} is not known; choose from {', '.join(PRECISIONS)}")
+    if not 1 <= batch <= MAX_BATCH:
+        raise SpecError(f"batch {batch}: expected 1 to {MAX_BATCH}")
+    if device not in DEVICES:
+        raise SpecError(f"device {device!r} is not known; choose from {', '.join(DEVICES)}")
+    if sparsity is not None and sparsity not in SPARSITIES:
+        raise SpecError(f"sparsity {sparsity!r} is not known; choose from {', '.join(SPARSITIES)}")
+    if sparsity == "2:4" and precision not in SPARSE_SHARE:
+        raise SpecError(f"2:4 sparsity is predicted for {' and '.join(SPARSE_SHARE)}, not for {precision}")
 
 
 def machine_of(board: BoardSpec, mode: PowerMode) -> Machine:
@@ -100,8 +163,11 @@ def machine_of(board: BoardSpec, mode: PowerMode) -> Machine:
     if missing or half is None or whole is None or not (mode.sm and mode.gpu_mhz and mode.dram_gb_s):
         facts = "; ".join(missing) or f"{board.arch.name}: operations per clock of fp16 and int8"
         raise SpecError(f"cannot predict: no source states {facts}; add them to a boards file (docs/boards.md)")
+    strict = peak_tops(board, mode, precision="fp32")
     # No source states the TF32 rate of Orin: half of FP16 is the unit that the fitted efficiency is a share of.
     peaks = {"fp32": half / 2 * 1e12, "fp16": half * 1e12, "int8": whole * 1e12}
+    if strict is not None:
+        peaks["fp32-strict"] = strict * 1e12
     return Machine(sm=mode.sm, gpu_mhz=mode.gpu_mhz, dram_gb_s=mode.dram_gb_s, peak_flops=peaks)
 
 
@@ -116,6 +182,8 @@ def time_layers(
     work: ModelWork, kernels: Sequence[Kernel], *, machine: Machine, precision: str, table: Table
 ) -> tuple[KernelTime, ...]:
     """Times of all kernels; decode steps have coefficients of their own."""
+    if precision not in machine.peak_flops and precision != "int4":
+        raise SpecError(f"cannot predict: no source states the operations per clock of {precision} of this GPU")
     coefficients = table.llm if workload_kind(kernels) == "llm" else table.time
     quantized = work.is_quantized
     return tuple(
@@ -129,70 +197,77 @@ def time_layers(
     )
 
 
-def power_terms(times: Sequence[KernelTime], *, machine: Machine) -> tuple[float, float, float, float]:
-    """What the four power coefficients multiply: 1, peak and moved bandwidth in 100 GB/s, SMs x GHz x (V / Vtop)^2.
-
-    The voltage is taken as 0.55 + 0.45 x clock / 1.3 GHz of its top value; the GPU counts half while it only launches.
-    """
-    total = sum(time.latency_us for time in times)
-    idle = sum(time.overhead_us for time in times) / total
-    ghz = machine.gpu_mhz / 1e3
-    voltage = 0.55 + 0.45 * ghz / _TOP_GHZ
-    gpu = machine.sm * ghz * voltage**2 * (1 - 0.5 * idle)
-    return 1.0, machine.dram_gb_s / 100, gpu, sum(time.bytes for time in times) / total / 1e5
-
-
-def module_power(times: Sequence[KernelTime], *, machine: Machine, coefficients: PowerCoefficients) -> float:
-    """Watts while the model runs without a pause."""
-    one, peak, gpu, moved = power_terms(times, machine=machine)
-    c = coefficients
-    return c.static_w * one + c.memory_static_w * peak + c.gpu_w * gpu + c.dram_w * moved
-
-
-def idle_power(machine: Machine, coefficients: PowerCoefficients) -> float:
-    """Watts that do not depend on work: the fit's static terms. What runs less than all the time lies between."""
-    return coefficients.static_w + coefficients.memory_static_w * machine.dram_gb_s / 100
-
-
-def memory_mib(kernels: Sequence[Kernel], *, work: ModelWork, precision: str) -> float:
-    """Weights, twice the largest input and output of a layer, and a workspace; without runtime libraries."""
-    quantized = work.is_quantized
-    weights = sum(
-        kernel.params * WEIGHT_BYTES[choose_precision(kernel, precision=precision, is_quantized=quantized)]
+def _with_sparsity(kernels: tuple[Kernel, ...], sparsity: str | None) -> tuple[Kernel, ...]:
+    """Kernels with 2:4 weights as asked: all that are deep enough for a pattern of four to pay, none, or as noted."""
+    if sparsity is None:
+        return kernels
+    return tuple(
+        replace(
+            kernel,
+            sparse_24=sparsity == "2:4"
+            and kernel.is_matrix
+            and kernel.params > 0
+            and kernel.depth >= _LEAST_DEPTH
+            and not kernel.is_vocabulary,
+        )
         for kernel in kernels
     )
-    width = 4.0 if precision == "fp32" else 2.0
-    largest = max((kernel.read + kernel.written for kernel in kernels), default=0.0) * width
-    return (weights + 2 * largest) / (1 << 20) + WORKSPACE_MIB
 
 
-def resize_work(work: ModelWork, shapes: Mapping[str, Sequence[int]]) -> ModelWork:
-    """Costs at other input sizes: activations and FLOPs grow with the elements of the inputs per item, weights stay.
+def _add_reformats(
+    kernels: Sequence[Kernel], times: Sequence[KernelTime], *, machine: Machine, coefficients: Coefficients
+) -> tuple[KernelTime, ...]:
+    """Times with a conversion where a matrix product in floats reads what one in INT8 wrote, once per tensor.
 
-    An approximation for cost files (attention grows faster); a model file is counted anew instead. Raises SpecError
-    for unknown inputs and other ranks.
+    The other way round the conversion folds into what writes; other layers run in either type. Needs edges.
     """
-    inputs = dict(work.inputs)
-    for name, shape in shapes.items():
-        if name not in inputs:
-            raise SpecError(f"--input {name}: the costs have the inputs {', '.join(inputs) or 'none'}")
-        if len(shape) != len(inputs[name]) or any(dim < 1 for dim in shape):
-            raise SpecError(f"--input {name}: expected {len(inputs[name])} positive numbers, got {list(shape)}")
-        inputs[name] = tuple(shape)
-    before = max(math.prod(shape) for shape in work.inputs.values()) if work.inputs else 1
-    ratio = (max(math.prod(shape) for shape in inputs.values()) if inputs else 1) / before
-    layers = []
-    for layer in work.layers:
-        weights = min(round(layer.params * _width(layer.precision)), layer.bytes_read)
-        read = weights + round((layer.bytes_read - weights) * ratio)
-        written, flops = round(layer.bytes_written * ratio), round(layer.flops * ratio)
-        layers.append(replace(layer, flops=flops, bytes_read=read, bytes_written=written))
-    note = () if ratio == 1 else ("scaled from the size that the costs were counted at",)
-    return replace(work, inputs=inputs, layers=tuple(layers), notes=(*work.notes, *note))
+    done: set[int] = set()
+    result: list[KernelTime] = []
+    for kernel, time in zip(kernels, times, strict=True):
+        if kernel.is_matrix and time.precision != "int8":
+            for index in kernel.sources or ():
+                source = kernels[index]
+                if index not in done and source.is_matrix and times[index].precision == "int8":
+                    done.add(index)
+                    moved = Kernel(
+                        node=f"{source.node} to {time.precision}", op="Reformat", flops=0.0, params=0,
+                        read=source.written / 2, written=source.written, is_matrix=False, int8_eligible=False,
+                        precision="float16",
+                    )  # fmt: skip
+                    result.append(time_kernel(moved, machine, precision="fp16", coefficients=coefficients))
+        result.append(time)
+    return tuple(result)
 
 
-def _width(precision: str) -> float:
-    return {"float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "uint8": 1.0}.get(precision, 4.0)
+def _choice_notes(kernels: Sequence[Kernel], *, precision: str, device: str) -> list[str]:
+    notes = []
+    if precision == "fp32":
+        notes.append("fp32 is computed as TF32, as TensorRT does by default")
+    if precision == "fp32-strict":
+        notes.append(explain("fp32_strict_efficiency"))
+    sparse = sum(kernel.sparse_24 for kernel in kernels)
+    if sparse and precision in SPARSE_SHARE:
+        name = "sparse_gain_dla_int8" if device == "dla" and precision == "int8" else f"sparse_gain_{precision}"
+        notes.append(f"{sparse} kernels with 2:4 weights, built with sparsity on; {explain(name)}")
+    if device == "dla":
+        notes.append(f"one DLA core; {explain('dla_efficiency_int8')}; {explain('dla_transition_us')}")
+        notes.append(f"power of the DLA: {explain('dla_perf_per_watt_gain')}; band: {explain('dla_band_low')}")
+    return notes
+
+
+def _limit_notes(
+    state: PowerState, memory: MemoryParts, *, board: BoardSpec, mode: PowerMode, gpu_mhz: float
+) -> list[str]:
+    notes = []
+    if not state.fits and mode.watts is not None:
+        notes.append(f"{state.power_w:.1f} W even at {gpu_mhz:.0f} MHz, shown at the mode's {mode.watts:g} W")
+    elif state.share < 1 and mode.watts is not None:
+        notes.append(
+            f"throttled: the GPU runs at about {gpu_mhz:.0f} of {mode.gpu_mhz:g} MHz to stay within {mode.watts:g} W"
+        )
+    if board.memory_gb is not None and memory.total_mib > board.memory_gb * 1024:
+        notes.append(f"needs more than the {board.memory_gb:g} GB of {board.name}")
+    return notes
 
 
 def _limit(times: Sequence[KernelTime]) -> str:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from edgeds.boards.assumptions import assumed
 from edgeds.boards.fusion import Kernel
 
-WEIGHT_BYTES = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5625}
-"""Bytes per weight; int4 with a scale of 16 bits and a zero of the same for groups of about 256 to 512 bits."""
-PEAK_KEY = {"fp32": "tf32", "fp16": "fp16", "int8": "int8", "int4": "fp16"}
-"""What computes: FP32 engines use TF32 unless told otherwise; INT4 weights are widened to FP16."""
+WEIGHT_BYTES = {"fp32": 4.0, "fp32-strict": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5625}
+"""Bytes per weight; int4 with a scale of 16 bits and a zero of the same for groups of 64 weights (256 bits)."""
+SPARSE_SHARE = {"fp16": 0.5625, "int8": 0.625}
+"""Bytes of 2:4 weights over dense ones: half of the values, and two bits for the place of each that is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +38,15 @@ class Coefficients:
     smooth: float
 
     def efficiency(self, precision: str) -> float:
-        """Share of peak of large layers that compute in ``fp32``, ``fp16`` or ``int8``."""
+        """Share of peak of large layers that compute in ``fp32`` (TF32), ``fp32-strict``, ``fp16`` or ``int8``."""
         values = {"fp32": self.efficiency_fp32, "fp16": self.efficiency_fp16, "int8": self.efficiency_int8}
-        return values[precision]
+        return assumed("fp32_strict_efficiency") if precision == "fp32-strict" else values[precision]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A GPU at its clocks. ``peak_flops`` per second by ``fp32`` (TF32), ``fp16``, ``int8``."""
+    """A GPU at its clocks. ``peak_flops`` per second by ``fp32`` (TF32), ``fp32-strict``, ``fp16``,
+    ``int8``; what no source states is left out."""
 
     sm: int
     gpu_mhz: float
@@ -54,7 +56,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTime:
-    """Predicted times of one kernel in microseconds, and what it moves."""
+    """Predicted times of one kernel in microseconds, and what it moves. ``device``: ``gpu`` or ``dla``."""
 
     node: str
     op: str
@@ -65,6 +67,7 @@ class KernelTime:
     overhead_us: float
     bytes: float
     flops: float
+    device: str = "gpu"
 
     @property
     def limited_by(self) -> str:
@@ -75,7 +78,7 @@ class KernelTime:
 
 def choose_precision(kernel: Kernel, *, precision: str, is_quantized: bool) -> str:
     """The precision a kernel computes in: as the file says in a quantized model, else INT8 for layers with weights."""
-    if precision in ("fp32", "fp16"):
+    if precision in ("fp32", "fp32-strict", "fp16"):
         return precision
     if precision == "int4":
         return "int4" if kernel.int8_eligible and not kernel.is_vocabulary else "fp16"
@@ -84,9 +87,15 @@ def choose_precision(kernel: Kernel, *, precision: str, is_quantized: bool) -> s
     return "int8" if kernel.int8_eligible and not kernel.is_vocabulary else "fp16"
 
 
+def weight_bytes(kernel: Kernel, *, precision: str) -> float:
+    """Bytes of the weights as an engine stores them; 2:4 ones packed where the tensor cores take them so."""
+    packed = SPARSE_SHARE.get(precision, 1.0) if kernel.sparse_24 else 1.0
+    return kernel.params * WEIGHT_BYTES[precision] * packed
+
+
 def moved_bytes(kernel: Kernel, *, precision: str) -> float:
     """Bytes over the memory bus: weights once, activations in their width."""
-    weights = kernel.params * WEIGHT_BYTES[precision]
+    weights = weight_bytes(kernel, precision=precision)
     width = 2.0 if precision == "int4" else WEIGHT_BYTES[precision]
     return weights + (kernel.read + kernel.written) * width
 
@@ -99,6 +108,8 @@ def time_kernel(kernel: Kernel, machine: Machine, *, precision: str, coefficient
     if kernel.is_matrix and kernel.written:
         lost = (1 + c.fill * machine.sm / kernel.written) * (1 + c.shallow / max(kernel.depth, 1))
         compute_us = kernel.flops / (machine.peak_flops[engine] * c.efficiency(engine)) * lost * 1e6
+        if kernel.sparse_24 and engine in SPARSE_SHARE and precision != "int4":
+            compute_us /= assumed(f"sparse_gain_{engine}")
         if kernel.is_smooth:
             compute_us += c.smooth * kernel.written / (machine.sm * machine.gpu_mhz)
     size = moved_bytes(kernel, precision=precision)

@@ -13,6 +13,7 @@ from edgeds.errors import BundleError, SpecError
 
 if TYPE_CHECKING:
     from edgeds.boards.cost_file import ModelWork
+    from edgeds.boards.footprint import MemoryParts
     from edgeds.boards.predictor import Prediction
 
 SUMMARY = "Predict latency, power, energy and memory on a board, without having it. Labelled predicted, with a band."
@@ -22,6 +23,7 @@ examples:
   edgeds predict yolo11n.onnx --target orin-nx-16gb@15W --precision int8
   edgeds predict model.bundle --target agx-orin-64gb@30W --precision fp16 --batch 8 --json
   edgeds predict cost.json --target orin-nano-super@MAXN --precision fp16 --input images:1x3x320x320
+  edgeds predict yolo11n.onnx --target agx-orin-64gb@30W --precision int8 --device dla
   edgeds predict llama.json --target agx-orin-64gb@MAXN --precision int4      INT4 weights
 """
 
@@ -34,8 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         required=True,
-        choices=("fp32", "fp16", "int8", "int4"),
-        help="fp32 is computed as TF32, as TensorRT does; int4: weights only",
+        choices=("fp32", "fp32-strict", "fp16", "int8", "int4"),
+        help="fp32 is computed as TF32, as TensorRT does, fp32-strict without it; int4: weights only",
+    )
+    parser.add_argument("--device", choices=("gpu", "dla"), default="gpu", help="dla: one core, the rest on the GPU")
+    parser.add_argument(
+        "--sparsity",
+        choices=("none", "2:4"),
+        help="take all large weights as 2:4 sparse, or none (default: as stored)",
     )
     parser.add_argument("--batch", type=int, metavar="N", help="items per inference (default: as the model states)")
     parser.add_argument("--input", action="append", default=[], metavar="NAME:1x3x640x640", help="shape of an input")
@@ -55,7 +63,15 @@ def run(args: argparse.Namespace) -> int:
     if mode is None:
         raise SpecError(_no_mode(target))
     work = load_work(args.model, shapes)
-    found = predict(work, board=target.board, mode=mode, precision=args.precision, batch=args.batch)
+    found = predict(
+        work,
+        board=target.board,
+        mode=mode,
+        precision=args.precision,
+        batch=args.batch,
+        device=args.device,
+        sparsity=args.sparsity,
+    )
     if args.json:
         emit_json(_document(found, with_layers=args.layers))
     else:
@@ -93,19 +109,35 @@ def describe(found: Prediction) -> list[str]:
     """The page for people: the label first, then figures, then the slowest kernels."""
     band = f"80 % band {found.latency_low_ms:.3g} to {found.latency_high_ms:.3g} ms"
     lines = [
-        f"predicted, not measured: {found.target}, {found.precision}, batch {found.batch}",
+        f"predicted, not measured: {found.target}, {found.device}, {found.precision}, batch {found.batch}",
         f"  latency     {found.latency_ms:.3g} ms   ({band})",
         f"  throughput  {found.fps:.4g} per second",
         f"  power       {found.power_w:.3g} W of the module, {found.energy_mj:.3g} mJ per inference",
-        f"  memory      {found.memory_mib:.0f} MiB, without runtime libraries",
+        f"  memory      {found.memory_mib:.0f} MiB, without runtime libraries: {_parts(found.memory)}",
         f"  limited by  {found.limited_by}",
-        "slowest kernels",
     ]
+    if found.dla is not None:
+        lines += [
+            f"  expected on the DLA: {found.dla.dla_kernels} kernels with {found.dla.dla_flops_share:.1%} of the work,"
+            f" {found.dla.transitions} changes of device",
+            *(f"  on the GPU: {text}" for text in found.dla.gpu_ops),
+        ]
+    lines.append("slowest kernels")
     slowest = sorted(found.layers, key=lambda layer: layer.latency_us, reverse=True)[:_SHOWN_LAYERS]
     lines += [
         f"  {one.latency_us:9.1f} us  {one.precision:5} {one.limited_by:8} {one.op} {one.node}" for one in slowest
     ]
     return [*lines, *(f"note: {note}" for note in found.notes), f"fit {found.table_version}; see docs/predict.md"]
+
+
+def _parts(memory: MemoryParts) -> str:
+    parts = (
+        ("weights", memory.weights_mib),
+        ("activations", memory.activations_mib),
+        ("workspace", memory.workspace_mib),
+        ("KV cache", memory.kv_cache_mib),
+    )
+    return ", ".join(f"{name} {size:.0f}" for name, size in parts if size)
 
 
 def _document(found: Prediction, *, with_layers: bool) -> dict[str, object]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeds.boards.dla_ops import PLACEABLE, REASONS
 from edgeds.errors import BuildError, SpecError
 from edgeds.specs import ShapeRange
 
@@ -37,28 +38,8 @@ MAX_BATCH = 4096
 MAX_SIZE = 8192
 MAX_LOADABLES = 16
 
-# ONNX operators with a DLA form, and what limits it. Limits that a layer list cannot show (kernel sizes, axes) are
-# TensorRT's to check at the build; the split counts them as placed.
-PLACEABLE = {
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "PRelu"), "activation"),
-    **dict.fromkeys(("Conv", "ConvTranspose"), "convolution"),
-    **dict.fromkeys(("MaxPool", "AveragePool"), "pooling"),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Div", "Pow", "Sum"), "elementwise"),
-    **dict.fromkeys(("Concat", "BatchNormalization", "LRN", "Softmax", "Resize", "ReduceMax"), "layer"),
-    **dict.fromkeys(("Slice", "Split", "Transpose", "Abs", "Sin", "Cos", "Atan"), "layer"),
-}
 # Folded into their neighbours or into constants: on neither device.
 INVISIBLE = ("QuantizeLinear", "DequantizeLinear", "Constant", "Identity", "Dropout", "Cast", "Shape", "Unsqueeze")
-REASONS = {
-    "MatMul": "matrix products have no DLA form",
-    "Gemm": "matrix products have no DLA form (a 1x1 Conv has)",
-    "Reshape": "shuffles other than 4-D transposes have no DLA form",
-    "GlobalAveragePool": "its window is larger than the 8x8 a DLA pools",
-    "ReduceMean": "of reductions only the maximum has a DLA form",
-    "ReduceSum": "of reductions only the maximum has a DLA form",
-    "HardSigmoid": "this activation has no DLA form",
-    "HardSwish": "this activation has no DLA form",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeds.graph.cost import LayerCost, ModelCost, count_cost
+from edgeds.boards.cost_file import LayerCost
+from edgeds.graph.cost import ModelCost, count_cost
 from edgeds.graph.findings import Finding
 from edgeds.graph.io import input_specs, is_engine_file, load_model, output_specs, split_engine
 from edgeds.graph.lint import lint_model

@@ -1,0 +1,39 @@
+"""Costs of a model at other input sizes than those that they were counted at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edgeds.boards.cost_file import ModelWork
+from edgeds.errors import SpecError
+
+
+def resize_work(work: ModelWork, shapes: Mapping[str, Sequence[int]]) -> ModelWork:
+    """Costs at other input sizes: activations and FLOPs grow with the elements of the inputs per item, weights stay.
+
+    An approximation for cost files (attention grows faster); a model file is counted anew instead. Raises SpecError
+    for unknown inputs and other ranks.
+    """
+    inputs = dict(work.inputs)
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise SpecError(f"--input {name}: the costs have the inputs {', '.join(inputs) or 'none'}")
+        if len(shape) != len(inputs[name]) or any(dim < 1 for dim in shape):
+            raise SpecError(f"--input {name}: expected {len(inputs[name])} positive numbers, got {list(shape)}")
+        inputs[name] = tuple(shape)
+    before = max(math.prod(shape) for shape in work.inputs.values()) if work.inputs else 1
+    ratio = (max(math.prod(shape) for shape in inputs.values()) if inputs else 1) / before
+    layers = []
+    for layer in work.layers:
+        weights = min(round(layer.params * _width(layer.precision)), layer.bytes_read)
+        read = weights + round((layer.bytes_read - weights) * ratio)
+        written, flops = round(layer.bytes_written * ratio), round(layer.flops * ratio)
+        layers.append(replace(layer, flops=flops, bytes_read=read, bytes_written=written))
+    note = () if ratio == 1 else ("scaled from the size that the costs were counted at",)
+    return replace(work, inputs=inputs, layers=tuple(layers), notes=(*work.notes, *note))
+
+
+def _width(precision: str) -> float:
+    return {"float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "uint8": 1.0}.get(precision, 4.0)
