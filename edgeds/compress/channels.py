@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, helper
 from edgeds.compress.group_axes import Ids, Rewrite
 from edgeds.compress.groups import ChannelGroup, Groups
 from edgeds.errors import ModelError, SpecError
-from edgeds.graph.proto import attributes
+from edgeds.graph.proto import attributes, main_opset, set_dims
 from edgeds.graph.view import GraphView
 
 Keep = Mapping[int, NDArray[np.int64]]
@@ -108,6 +108,9 @@ def _put(
     """Let these inputs read ``value``: under the old name when nothing else reads the tensor."""
     if sole and view.producer(tensor) is None:
         view.set_constant(tensor, value)
+        for item in view.model.graph.input:  # where weights are listed as inputs too, as before IR 4
+            if item.name == tensor:
+                set_dims(item, value.shape)
         return
     name = view.add_constant(f"{tensor}_pruned", value)
     for node, index in places:
@@ -139,8 +142,6 @@ def _set_split(view: GraphView, node: NodeProto, rewrite: Rewrite, stays: NDArra
 
 
 def _is_old_split(view: GraphView) -> bool:
-    from edgeds.graph.proto import main_opset
-
     return main_opset(view.model) < 13
 
 

@@ -7,7 +7,7 @@ how to cut a constant or rewrite a size (sites) when atoms go.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from edgeds.errors import ModelError
+from edgeds.graph.feeds import random_feeds
 from edgeds.graph.proto import attributes, dims_of, light_copy, main_opset
+from edgeds.graph.session import open_session, runtime_errors
 from edgeds.graph.shapes import assume_input_shapes, infer_shapes
 from edgeds.graph.view import GraphView
 
@@ -155,13 +157,31 @@ def concrete_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
         for item in model.graph.input
     }
     tripled = {name: (3, *shape[1:]) if shape and 0 in free.get(name, ()) else shape for name, shape in assumed.items()}
+    errors: tuple[type[Exception], ...] = (ModelError, *runtime_errors())
     try:
-        found = _tables(infer_shapes(light_copy(model), tripled), model)
-        if all(output.name in found for output in model.graph.output):
-            return found
-    except ModelError:
-        pass
-    return _tables(infer_shapes(light_copy(model), assumed), model)
+        return _complete(model, tripled)
+    except errors:
+        return _complete(model, assumed, strict=False)
+
+
+def _complete(
+    model: ModelProto, inputs: Mapping[str, tuple[int, ...]], *, strict: bool = True
+) -> dict[str, tuple[int, ...]]:
+    """Shapes by inference, and where that stops, from one run on made-up data. With ``strict`` a failure is raised."""
+    found = _tables(infer_shapes(light_copy(model), inputs), model)
+    nodes = [node for node in model.graph.node if node.op_type != "Constant"]
+    holes = [name for node in nodes for name in node.output if name and name not in found]
+    if not holes:
+        return found
+    errors: tuple[type[Exception], ...] = (ModelError, *runtime_errors())
+    try:
+        values = open_session(model, outputs=holes, threads=2).run(holes, random_feeds(model, inputs))
+    except errors:
+        if strict:
+            raise
+        return found
+    found.update({name: np.shape(value) for name, value in zip(holes, values, strict=True)})
+    return found
 
 
 def _tables(inferred: ModelProto, source: ModelProto) -> dict[str, tuple[int, ...]]:

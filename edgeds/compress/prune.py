@@ -19,11 +19,11 @@ from edgeds.compress.choose import check_ratio, choose_units
 from edgeds.compress.groups import Groups, Protected, find_groups
 from edgeds.compress.importance import score_groups
 from edgeds.compress.prune_goal import Goal, find_ratio
+from edgeds.compress.shape_fold import fold_shapes
 from edgeds.errors import ModelError, SpecError
 from edgeds.files import real_path, refuse_special, write_json
 from edgeds.graph.cost import ModelCost, count_cost
 from edgeds.graph.feeds import random_feeds
-from edgeds.graph.fold import fold_constants
 from edgeds.graph.io import load_model, save_model
 from edgeds.graph.session import open_session, runtime_errors
 from edgeds.graph.shapes import assume_input_shapes, infer_shapes
@@ -119,7 +119,7 @@ def prune_model(
     _check_place(source, place)
     dense = load_model(source)
     with stage("finding coupled channels", quiet=quiet):
-        view = GraphView(fold_constants(dense))
+        view = GraphView(fold_shapes(dense))
         groups = find_groups(view, protect=options.keep)
         moved = absorb_constants(view, groups) if ratio != 0 else 0
         model = view.finish() if moved else view.model
@@ -173,9 +173,9 @@ def prune_model(
             "seconds": round(time.perf_counter() - started, 2),
         },
     )
-    save_model(pruned, place)
     write_json(Path(report.mapping), _mapping_json(result))
     write_json(Path(report.report), to_json(report))
+    save_model(pruned, place)  # last: where the model is, its files are
     return report
 
 

@@ -15,13 +15,13 @@ from edgeds.compress.channels import prune_channels
 from edgeds.compress.choose import choose_units
 from edgeds.compress.groups import find_groups
 from edgeds.compress.importance import score_groups
+from edgeds.compress.shape_fold import fold_shapes
 from edgeds.errors import ModelError, SpecError
-from edgeds.graph.fold import fold_constants
 from edgeds.graph.view import GraphView
 
 
 def analysed(model, **options):
-    view = GraphView(fold_constants(model))
+    view = GraphView(fold_shapes(model))
     return view.model, find_groups(view, **options)
 
 
@@ -200,6 +200,51 @@ def test_wrong_units_are_refused():
     for keep in ({9: [0]}, {0: []}, {0: [-1]}, {0: [8]}):
         with pytest.raises(SpecError):
             prune_channels(model, {key: np.asarray(value, np.int64) for key, value in keep.items()}, groups=groups)
+
+
+@pytest.mark.parametrize("batch", ["n", 2])
+def test_sizes_computed_from_fixed_dims_become_constants(batch):
+    net, x = start(0, batch=batch)
+    t = net.conv(x, 3, 8)
+    shape = net.op("Shape", t)
+    first, channels, height = (net.op("Gather", shape, net.ints(place)) for place in range(3))
+    target = net.op("Concat", first, net.op("Div", channels, net.ints(4)), net.ints(4), net.op("Mul", height, height))
+    net.nodes[-1].attribute.append(onnx.helper.make_attribute("axis", 0))
+    back = net.op("Concat", net.op("Gather", net.op("Shape", t), net.ints(0)), net.ints(8, 8, 8), axis=0)
+    model = finish(net, net.conv(net.op("Reshape", net.op("Reshape", t, target), back), 8, 3, act=None))
+    folded = fold_shapes(model)
+    assert not any(node.op_type in ("Div", "Mul") for node in folded.graph.node)
+    assert any(node.op_type == "Shape" for node in folded.graph.node) == (batch == "n")
+    feeds = feeds_of(model)
+    np.testing.assert_array_equal(run(model, feeds)[0], run(folded, feeds)[0])
+
+
+def test_group_normalisation_as_exported_prunes_whole_groups():
+    """Reshape to groups, InstanceNormalization, Reshape back to the shape of before."""
+    net, x = start(0, batch=2)
+    t = net.conv(x, 3, 8, act=None)
+    g = net.op("InstanceNormalization", net.reshape(t, 0, 4, -1), net.w(value=np.ones(4, np.float32)), net.w(4))
+    model = finish(net, net.conv(net.op("Reshape", g, net.op("Shape", t)), 8, 3, act=None))
+    model, groups = analysed(model)
+    assert [(group.size, group.unit) for group in groups.groups] == [(4, 2)]
+    pruned = prune_channels(model, {0: np.asarray([0, 3])}, groups=groups).model
+    feeds = feeds_of(model)
+    want = run(masked(model, groups, {0: np.asarray([0, 3])}), feeds)[0]
+    assert relative(want, run(pruned, feeds)[0]) < 1e-5
+
+
+def test_weights_listed_as_inputs_get_their_new_shape():
+    """Files before IR 4 list every weight among the inputs."""
+    net, x = start(0, opset=12)
+    model = finish(net, net.conv(net.conv(x, 3, 8), 8, 3, act=None))
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    model, groups = analysed(model)
+    pruned = prune_channels(model, {0: np.arange(5)}, groups=groups).model
+    assert pruned.ir_version == 3
+    onnx.checker.check_model(pruned, full_check=True)
+    assert run(pruned, {"x": np.zeros((1, 3, 8, 8), np.float32)})[0].shape == (1, 3, 8, 8)
 
 
 def test_mapping_names_kept_channels():
