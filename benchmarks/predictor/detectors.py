@@ -15,11 +15,11 @@ SCALES_11 = {"n": (0.5, 0.25, 1024), "s": (0.5, 0.5, 1024), "m": (0.5, 1, 512), 
 SCALES_X = {"nano": (0.33, 0.25), "tiny": (0.33, 0.375), "s": (0.33, 0.5), "m": (0.67, 0.75), "l": (1, 1)}
 
 
-def _width(channels: int, factor: float, top: int) -> int:
+def width_of(channels: int, factor: float, top: int) -> int:
     return -(-int(min(channels, top) * factor) // 8) * 8
 
 
-def _depth(count: int, factor: float) -> int:
+def depth_of(count: int, factor: float) -> int:
     return max(round(count * factor), 1)
 
 
@@ -28,7 +28,7 @@ def _residual(s: Sketch, x: Map, hidden: int, *, k1: int, add: bool) -> Map:
     return s.pointwise("Add", out, inputs=2) if add else out
 
 
-def _c2f(s: Sketch, x: Map, out: int, n: int, *, add: bool) -> Map:
+def c2f(s: Sketch, x: Map, out: int, n: int, *, add: bool) -> Map:
     """Split in two, chain bottlenecks on one half, join everything."""
     half = out // 2
     s.conv(x, out)
@@ -40,7 +40,7 @@ def _c2f(s: Sketch, x: Map, out: int, n: int, *, add: bool) -> Map:
     return s.conv(s.cat(*parts), out)
 
 
-def _c3(s: Sketch, x: Map, out: int, n: int, *, add: bool, k1: int = 1, last_k: int = 3, hidden: float = 0.5) -> Map:
+def c3(s: Sketch, x: Map, out: int, n: int, *, add: bool, k1: int = 1, last_k: int = 3, hidden: float = 0.5) -> Map:
     half = int(out * hidden)
     y = s.conv(x, half)
     other = s.conv(x, half)
@@ -55,7 +55,7 @@ def _c3k2(s: Sketch, x: Map, out: int, n: int, *, deep: bool, e: float) -> Map:
     y = (half, x[1], x[2])
     parts = [y, y]
     for _ in range(n):
-        y = _c3(s, y, half, 2, add=True, k1=3) if deep else _thin(s, y)
+        y = c3(s, y, half, 2, add=True, k1=3) if deep else _thin(s, y)
         parts.append(y)
     return s.conv(s.cat(*parts), out)
 
@@ -65,7 +65,7 @@ def _thin(s: Sketch, x: Map) -> Map:
     return s.pointwise("Add", out, inputs=2)
 
 
-def _sppf(s: Sketch, x: Map, out: int) -> Map:
+def sppf(s: Sketch, x: Map, out: int) -> Map:
     y = s.conv(x, x[0] // 2)
     pools = [y]
     for _ in range(3):
@@ -79,7 +79,7 @@ def attend(s: Sketch, tokens: int, heads: int, key: int, value: int) -> None:
     s.matmul(batch=heads, m=tokens, k=tokens, n=value)
 
 
-def _psa(s: Sketch, x: Map, n: int) -> Map:
+def psa(s: Sketch, x: Map, n: int) -> Map:
     s.conv(x, x[0])
     half = (x[0] // 2, x[1], x[2])
     for _ in range(n):
@@ -92,7 +92,7 @@ def _psa(s: Sketch, x: Map, n: int) -> Map:
     return s.conv(s.cat(half, half), x[0])
 
 
-def _head(s: Sketch, maps: list[Map], *, light: bool, box_bins: int = 16) -> None:
+def head(s: Sketch, maps: list[Map], *, light: bool, box_bins: int = 16) -> None:
     """Box and class branches per level, then distribution to boxes."""
     box, classes = max(16, maps[0][0] // 4, box_bins * 4), max(maps[0][0], 80)
     anchors = 0
@@ -116,48 +116,48 @@ def _head(s: Sketch, maps: list[Map], *, light: bool, box_bins: int = 16) -> Non
 
 def yolov8(s: Sketch, size: str, px: int = 640) -> None:
     depth, width, top = SCALES_V8[size]
-    c = {ch: _width(ch, width, top) for ch in (64, 128, 256, 512, 1024)}
-    n3, n6 = _depth(3, depth), _depth(6, depth)
+    c = {ch: width_of(ch, width, top) for ch in (64, 128, 256, 512, 1024)}
+    n3, n6 = depth_of(3, depth), depth_of(6, depth)
     x = s.conv(s.conv((3, px, px), c[64], k=3, s=2), c[128], k=3, s=2)
-    x = _c2f(s, x, c[128], n3, add=True)
-    p3 = _c2f(s, s.conv(x, c[256], k=3, s=2), c[256], n6, add=True)
-    p4 = _c2f(s, s.conv(p3, c[512], k=3, s=2), c[512], n6, add=True)
-    p5 = _sppf(s, _c2f(s, s.conv(p4, c[1024], k=3, s=2), c[1024], n3, add=True), c[1024])
-    t4 = _c2f(s, s.cat(s.resize(p5), p4), c[512], n3, add=False)
-    o3 = _c2f(s, s.cat(s.resize(t4), p3), c[256], n3, add=False)
-    o4 = _c2f(s, s.cat(s.conv(o3, c[256], k=3, s=2), t4), c[512], n3, add=False)
-    o5 = _c2f(s, s.cat(s.conv(o4, c[512], k=3, s=2), p5), c[1024], n3, add=False)
-    _head(s, [o3, o4, o5], light=False)
+    x = c2f(s, x, c[128], n3, add=True)
+    p3 = c2f(s, s.conv(x, c[256], k=3, s=2), c[256], n6, add=True)
+    p4 = c2f(s, s.conv(p3, c[512], k=3, s=2), c[512], n6, add=True)
+    p5 = sppf(s, c2f(s, s.conv(p4, c[1024], k=3, s=2), c[1024], n3, add=True), c[1024])
+    t4 = c2f(s, s.cat(s.resize(p5), p4), c[512], n3, add=False)
+    o3 = c2f(s, s.cat(s.resize(t4), p3), c[256], n3, add=False)
+    o4 = c2f(s, s.cat(s.conv(o3, c[256], k=3, s=2), t4), c[512], n3, add=False)
+    o5 = c2f(s, s.cat(s.conv(o4, c[512], k=3, s=2), p5), c[1024], n3, add=False)
+    head(s, [o3, o4, o5], light=False)
 
 
 def yolo11(s: Sketch, size: str, px: int = 640, *, bins: int = 16) -> None:
     depth, width, top = SCALES_11[size]
-    c = {ch: _width(ch, width, top) for ch in (64, 128, 256, 512, 1024)}
-    n, deep = _depth(2, depth), size in "mlx"
+    c = {ch: width_of(ch, width, top) for ch in (64, 128, 256, 512, 1024)}
+    n, deep = depth_of(2, depth), size in "mlx"
     x = s.conv(s.conv((3, px, px), c[64], k=3, s=2), c[128], k=3, s=2)
     x = _c3k2(s, x, c[256], n, deep=deep, e=0.25)
     p3 = _c3k2(s, s.conv(x, c[256], k=3, s=2), c[512], n, deep=deep, e=0.25)
     p4 = _c3k2(s, s.conv(p3, c[512], k=3, s=2), c[512], n, deep=True, e=0.5)
-    p5 = _sppf(s, _c3k2(s, s.conv(p4, c[1024], k=3, s=2), c[1024], n, deep=True, e=0.5), c[1024])
-    p5 = _psa(s, p5, n)
+    p5 = sppf(s, _c3k2(s, s.conv(p4, c[1024], k=3, s=2), c[1024], n, deep=True, e=0.5), c[1024])
+    p5 = psa(s, p5, n)
     t4 = _c3k2(s, s.cat(s.resize(p5), p4), c[512], n, deep=deep, e=0.5)
     o3 = _c3k2(s, s.cat(s.resize(t4), p3), c[256], n, deep=deep, e=0.5)
     o4 = _c3k2(s, s.cat(s.conv(o3, c[256], k=3, s=2), t4), c[512], n, deep=deep, e=0.5)
     o5 = _c3k2(s, s.cat(s.conv(o4, c[512], k=3, s=2), p5), c[1024], n, deep=True, e=0.5)
-    _head(s, [o3, o4, o5], light=True, box_bins=bins)
+    head(s, [o3, o4, o5], light=True, box_bins=bins)
 
 
 def yolov5s(s: Sketch, px: int = 640) -> None:
     x = s.conv(s.conv((3, px, px), 32, k=6, s=2), 64, k=3, s=2)
-    x = _c3(s, x, 64, 1, add=True)
-    p3 = _c3(s, s.conv(x, 128, k=3, s=2), 128, 2, add=True)
-    p4 = _c3(s, s.conv(p3, 256, k=3, s=2), 256, 3, add=True)
-    p5 = _sppf(s, _c3(s, s.conv(p4, 512, k=3, s=2), 512, 1, add=True), 512)
+    x = c3(s, x, 64, 1, add=True)
+    p3 = c3(s, s.conv(x, 128, k=3, s=2), 128, 2, add=True)
+    p4 = c3(s, s.conv(p3, 256, k=3, s=2), 256, 3, add=True)
+    p5 = sppf(s, c3(s, s.conv(p4, 512, k=3, s=2), 512, 1, add=True), 512)
     t5 = s.conv(p5, 256)
-    t4 = s.conv(_c3(s, s.cat(s.resize(t5), p4), 256, 1, add=False), 128)
-    o3 = _c3(s, s.cat(s.resize(t4), p3), 128, 1, add=False)
-    o4 = _c3(s, s.cat(s.conv(o3, 128, k=3, s=2), t4), 256, 1, add=False)
-    o5 = _c3(s, s.cat(s.conv(o4, 256, k=3, s=2), t5), 512, 1, add=False)
+    t4 = s.conv(c3(s, s.cat(s.resize(t5), p4), 256, 1, add=False), 128)
+    o3 = c3(s, s.cat(s.resize(t4), p3), 128, 1, add=False)
+    o4 = c3(s, s.cat(s.conv(o3, 128, k=3, s=2), t4), 256, 1, add=False)
+    o5 = c3(s, s.cat(s.conv(o4, 256, k=3, s=2), t5), 512, 1, add=False)
     for x in (o3, o4, o5):
         s.pointwise("Sigmoid", s.conv(x, 255))
     s.cat((85, 3 * sum(m[1] * m[2] for m in (o3, o4, o5)), 1))
@@ -165,7 +165,7 @@ def yolov5s(s: Sketch, px: int = 640) -> None:
 
 def yolox(s: Sketch, size: str, px: int = 640) -> None:
     depth, width = SCALES_X[size]
-    b, n, dw = int(64 * width), _depth(3, depth), size == "nano"
+    b, n, dw = int(64 * width), depth_of(3, depth), size == "nano"
 
     def conv3(x: Map, out: int, stride: int = 1) -> Map:
         return s.conv(s.conv(x, x[0], k=3, s=stride, g=x[0]), out) if dw else s.conv(x, out, k=3, s=stride)

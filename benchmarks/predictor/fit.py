@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.predictor.crude import train_crude
 from benchmarks.predictor.power import fit_power
 from benchmarks.predictor.rows import RULES, Row, read_rows
 from edgeds.boards.coefficients import DATA, Interval, Table
@@ -26,7 +27,7 @@ from edgeds.boards.roofline import Coefficients, choose_precision, time_kernel
 from edgeds.files import write_json
 from edgeds.specs import to_json
 
-VERSION = "2026.12.1"
+VERSION = "2026.12.2"
 LAB_SPREAD = 0.10
 START = Coefficients(
     launch_us=3.0, cycles=4000.0, efficiency_fp32=0.6, efficiency_fp16=0.6, efficiency_int8=0.6,
@@ -111,10 +112,16 @@ def held_out(
     return result
 
 
-def band(residuals: Sequence[float]) -> tuple[float, float]:
-    """80 % of log(measured / predicted), widened by the least that two labs differ on the same work."""
+def band(residuals: Sequence[float], *, groups: int) -> tuple[float, float]:
+    """80 % of log(measured / predicted), widened by what the next lab may differ.
+
+    Two labs differ by LAB_SPREAD at least on the same work. With the residuals of ``groups`` labs or sources that shift
+    is itself known from so many draws only, so its share grows by the factor sqrt(1 + 3 / groups): a mean of few draws
+    and a normal spread estimated from them, roughly.
+    """
     low, high = np.quantile(residuals, (0.1, 0.9)) if len(residuals) else (0.0, 0.0)
-    return -float(np.hypot(min(low, 0), LAB_SPREAD)), float(np.hypot(max(high, 0), LAB_SPREAD))
+    spread = LAB_SPREAD * float(np.sqrt(1 + 3 / max(groups, 1)))
+    return -float(np.hypot(min(low, 0), spread)), float(np.hypot(max(high, 0), spread))
 
 
 def report(pairs: Sequence[tuple[Row, float]], *, title: str, group: Group = source_of) -> dict[str, float]:
@@ -123,7 +130,8 @@ def report(pairs: Sequence[tuple[Row, float]], *, title: str, group: Group = sou
     inside = []
     for row, guess in pairs:
         by_source.setdefault(row.source, []).append(abs(guess / row.value - 1))
-        low, high = band([float(np.log(r.value / g)) for r, g in pairs if group(r) != group(row)])
+        others = [(float(np.log(r.value / g)), group(r)) for r, g in pairs if group(r) != group(row)]
+        low, high = band([residual for residual, _ in others], groups=len({name for _, name in others}))
         inside.append(low <= np.log(row.value / guess) <= high)
     errors = [error for values in by_source.values() for error in values]
     medians = {source: statistics.median(values) for source, values in by_source.items()}
@@ -150,9 +158,12 @@ def fit_kind(rows: Sequence[Row], *, title: str) -> tuple[Coefficients, Interval
     pairs = held_out(rows, train)
     figures = report(pairs, title=f"{title}, sources held out")
     labs = report(held_out(rows, train, group=lab_of), title=f"{title}, labs held out", group=lab_of)
+    for name, group in (("sources", source_of), ("labs", lab_of)):
+        report(held_out(rows, train_crude, group=group), title=f"{title}, totals alone, {name} held out", group=group)
     logs = fit(rows, cache)
     fitted = statistics.median(abs(predicted(cache[id(row)], logs) / row.value - 1) for row in rows)
-    low, high = np.exp(band([float(np.log(row.value / guess)) for row, guess in pairs]))
+    residuals = [float(np.log(row.value / guess)) for row, guess in pairs]
+    low, high = np.exp(band(residuals, groups=len({row.source for row in rows})))
     figures |= {f"lab_{key}": labs[key] for key in ("median_error", "median_of_source_medians", "coverage")}
     figures["fitted_median_error"] = fitted
     values = {key: round(float(value), 5) for key, value in zip(KEYS, np.exp(logs), strict=True)}

@@ -37,13 +37,24 @@ class Sketch:
             }
         )
 
-    def conv(self, x: Map, out: int, *, k: int = 1, s: int = 1, g: int = 1) -> Map:
+    def conv(self, x: Map, out: int, *, k: int = 1, s: int = 1, g: int = 1, repeated: bool = False) -> Map:
+        """A convolution and its activation. ``repeated``: the weights are those of an earlier layer."""
+        y = self.plain_conv(x, out, k=k, s=s, g=g, repeated=repeated)
+        return self.pointwise("Swish", y) if self.smooth else y
+
+    def plain_conv(self, x: Map, out: int, *, k: int = 1, s: int = 1, g: int = 1, repeated: bool = False) -> Map:
+        """A convolution without an activation."""
         h, w = math.ceil(x[1] / s), math.ceil(x[2] / s)
         weights = out * (x[0] // g) * k * k
         self.add(
-            "Conv", flops=2 * weights * h * w, params=weights + out, read=math.prod(x), out=out * h * w, eligible=True
+            "Conv",
+            flops=2 * weights * h * w,
+            params=0 if repeated else weights + out,
+            read=math.prod(x) + (weights if repeated else 0),
+            out=out * h * w,
+            eligible=True,
         )
-        return self.pointwise("Swish", (out, h, w)) if self.smooth else (out, h, w)
+        return (out, h, w)
 
     def linear(self, x: Map, out: int, *, bias: bool = True) -> Map:
         tokens = x[1] * x[2]

@@ -28,7 +28,7 @@ DECODERS = {
 
 def resnet(s: Sketch, depth: int, px: int = 224) -> None:
     """ResNet v1.5: the stride is in the 3x3 convolution of a bottleneck."""
-    blocks = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth]
+    blocks = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}[depth]
     x = s.pool(s.conv((3, px, px), 64, k=7, s=2), k=3, s=2)
     for stage, count in enumerate(blocks):
         for index in range(count):

@@ -20,7 +20,8 @@ A mode that is not stated is MAXN (15W for the Orin Nano without Super).
 LLM rows: metric tokens_per_s of TensorRT-LLM and TensorRT-Edge-LLM at batch 1-8; other runtimes are not ours."""
 
 NAMES = {
-    "resnet-50 v1.5": "resnet50", "vit-base-patch16-224": "vit-b16", "vit-base-patch32-224": "vit-b32",
+    "resnet-50 v1.5": "resnet50", "resnet-152": "resnet152", "retinanet resnext-50": "retinanet-resnext50",
+    "vit-base-patch16-224": "vit-b16", "vit-base-patch32-224": "vit-b32",
     "clip-vit-base-patch16": "vit-b16", "clip-vit-base-patch32": "vit-b32", "qwen3-4b-instruct-2507": "qwen3-4b",
 }  # fmt: skip
 PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "fp16": "fp16", "int8": "int8", "w4a16": "int4"}
