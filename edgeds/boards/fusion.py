@@ -20,7 +20,8 @@ _SMOOTH = ("Sigmoid", "Tanh", "Erf", "Gelu", "Swish", "Mish", "Softplus", "HardS
 _SHAPES = ("Shape", "Size")
 _SHAPE_TYPES = ("int64", "int32", "bool")
 _REACH = 4
-_VOCABULARY = 30_000
+VOCABULARY = 30_000
+"""Outputs from which on a matrix product counts as the projection onto a vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Kernel:
     @property
     def is_vocabulary(self) -> bool:
         """Whether it projects onto a vocabulary; engines keep that in FP16 when weights are quantized."""
-        return self.op in ("MatMul", "Gemm") and self.params > 0 and self.params >= _VOCABULARY * max(self.depth, 1)
+        return self.op in ("MatMul", "Gemm") and self.params > 0 and self.params >= VOCABULARY * max(self.depth, 1)
 
 
 def fuse_layers(work: ModelWork, *, batch: int) -> tuple[Kernel, ...]:

@@ -80,22 +80,24 @@ def predict(
     device: str = "gpu",
     sparsity: str | None = None,
     kv_cache_mib: float = 0.0,
+    kind: str | None = None,
 ) -> Prediction:
     """Predict ``work`` on ``board`` in ``mode``; ``batch`` None takes the batch that the costs were counted at.
 
     ``precision``: one of ``PRECISIONS`` (``fp32`` is TensorRT's default, TF32; ``int4`` means weights only).
     ``device``: ``gpu``, or ``dla`` for one DLA core with fallback. ``sparsity``: ``2:4`` takes all large weights as
-    2:4 sparse, ``none`` no weights, None those that the costs say. ``kv_cache_mib`` is added to the memory. Raises
-    SpecError for an impossible batch or choice, and for facts of the board that nobody states.
+    2:4 sparse, ``none`` no weights, None those that the costs say. ``kv_cache_mib`` is added to the memory. ``kind``:
+    whose coefficients count, ``cnn`` or ``llm`` (None: ``workload_kind``). Raises SpecError for an impossible batch or
+    choice, and for facts of the board that nobody states.
     """
     table = table or load_table()
     batch = work.batch if batch is None else batch
     _check(precision=precision, batch=batch, device=device, sparsity=sparsity)
     machine = machine_of(board, mode)
     kernels = _with_sparsity(fuse_layers(work, batch=batch), sparsity)
-    kind = workload_kind(kernels)
+    kind = kind or workload_kind(kernels)
     coefficients = table.llm if kind == "llm" else table.time
-    times = time_layers(work, kernels, machine=machine, precision=precision, table=table)
+    times = time_layers(work, kernels, machine=machine, precision=precision, table=table, kind=kind)
     split, band, dla_tops = None, table.intervals[kind], 0.0
     if device == "dla":
         core = dla_core(board, mode, precision=precision, batch=batch)
@@ -179,12 +181,18 @@ def workload_kind(kernels: Sequence[Kernel]) -> str:
 
 
 def time_layers(
-    work: ModelWork, kernels: Sequence[Kernel], *, machine: Machine, precision: str, table: Table
+    work: ModelWork,
+    kernels: Sequence[Kernel],
+    *,
+    machine: Machine,
+    precision: str,
+    table: Table,
+    kind: str | None = None,
 ) -> tuple[KernelTime, ...]:
     """Times of all kernels; decode steps have coefficients of their own."""
     if precision not in machine.peak_flops and precision != "int4":
         raise SpecError(f"cannot predict: no source states the operations per clock of {precision} of this GPU")
-    coefficients = table.llm if workload_kind(kernels) == "llm" else table.time
+    coefficients = table.llm if (kind or workload_kind(kernels)) == "llm" else table.time
     quantized = work.is_quantized
     return tuple(
         time_kernel(

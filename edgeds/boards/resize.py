@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgeds.boards.cost_file import ModelWork
+from edgeds.boards.cost_file import LayerCost, ModelWork
 from edgeds.errors import SpecError
 
 
@@ -25,15 +25,22 @@ def resize_work(work: ModelWork, shapes: Mapping[str, Sequence[int]]) -> ModelWo
         inputs[name] = tuple(shape)
     before = max(math.prod(shape) for shape in work.inputs.values()) if work.inputs else 1
     ratio = (max(math.prod(shape) for shape in inputs.values()) if inputs else 1) / before
-    layers = []
-    for layer in work.layers:
-        weights = min(round(layer.params * _width(layer.precision)), layer.bytes_read)
-        read = weights + round((layer.bytes_read - weights) * ratio)
-        written, flops = round(layer.bytes_written * ratio), round(layer.flops * ratio)
-        layers.append(replace(layer, flops=flops, bytes_read=read, bytes_written=written))
+    layers = [scale_layer(layer, ratio) for layer in work.layers]
     note = () if ratio == 1 else ("scaled from the size that the costs were counted at",)
     return replace(work, inputs=inputs, layers=tuple(layers), notes=(*work.notes, *note))
 
 
-def _width(precision: str) -> float:
+def scale_layer(layer: LayerCost, ratio: float) -> LayerCost:
+    """A layer on ``ratio`` times the activations; its weights stay."""
+    weights = min(round(layer.params * element_bytes(layer.precision)), layer.bytes_read)
+    return replace(
+        layer,
+        flops=round(layer.flops * ratio),
+        bytes_read=weights + round((layer.bytes_read - weights) * ratio),
+        bytes_written=round(layer.bytes_written * ratio),
+    )
+
+
+def element_bytes(precision: str) -> float:
+    """Bytes of one element of a precision as cost files name it."""
     return {"float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "uint8": 1.0}.get(precision, 4.0)

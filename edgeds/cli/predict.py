@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeds.boards.spec import Target
+from edgeds.boards.spec import PowerMode, Target
 from edgeds.cli.inspect import parse_shapes
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import BundleError, SpecError
 
 if TYPE_CHECKING:
     from edgeds.boards.cost_file import ModelWork
+    from edgeds.boards.decoder import LlmPrediction
     from edgeds.boards.footprint import MemoryParts
     from edgeds.boards.predictor import Prediction
 
@@ -24,7 +25,7 @@ examples:
   edgeds predict model.bundle --target agx-orin-64gb@30W --precision fp16 --batch 8 --json
   edgeds predict cost.json --target orin-nano-super@MAXN --precision fp16 --input images:1x3x320x320
   edgeds predict yolo11n.onnx --target agx-orin-64gb@30W --precision int8 --device dla
-  edgeds predict llama.json --target agx-orin-64gb@MAXN --precision int4      INT4 weights
+  edgeds predict llama.json --target agx-orin-64gb@MAXN --precision int4 --prompt 512 --context 2048
 """
 
 _SHOWN_LAYERS = 10
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, metavar="N", help="items per inference (default: as the model states)")
     parser.add_argument("--input", action="append", default=[], metavar="NAME:1x3x640x640", help="shape of an input")
+    parser.add_argument("--prompt", type=int, metavar="N", help="language models: tokens of the prompt, per sequence")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens in the cache (default: the prompt's and one)")
+    parser.add_argument("--kv", choices=("fp16", "int8"), default="fp16", help="precision of the KV cache")
     parser.add_argument("--boards", type=Path, metavar="FILE", help="own boards (docs/boards.md)")
     parser.add_argument("--layers", action="store_true", help="with --json: the times of every kernel too")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -57,12 +61,15 @@ def run(args: argparse.Namespace) -> int:
     from edgeds.boards.predictor import predict
     from edgeds.boards.targets import resolve_target
 
+    _check_language(args)
     shapes = parse_shapes(args.input)
     target = resolve_target(args.target, catalogue=load_catalogue(args.boards))
     mode = target.mode_or_default
     if mode is None:
         raise SpecError(_no_mode(target))
     work = load_work(args.model, shapes)
+    if args.prompt is not None:
+        return _run_language(args, work, target=target, mode=mode)
     found = predict(
         work,
         board=target.board,
@@ -77,6 +84,51 @@ def run(args: argparse.Namespace) -> int:
     else:
         emit_text("\n".join(describe(found)))
     return 0
+
+
+def _check_language(args: argparse.Namespace) -> None:
+    if args.prompt is None and args.context is not None:
+        raise SpecError("--context: give --prompt too, the tokens that are there before the first answer")
+    if args.prompt is not None and args.device == "dla":
+        raise SpecError("--device dla: the DLA has no matrix products; language models run on the GPU")
+    if args.prompt is not None and args.input:
+        raise SpecError("--input: with --prompt the number of tokens comes from --prompt and --context")
+
+
+def _run_language(args: argparse.Namespace, work: ModelWork, *, target: Target, mode: PowerMode) -> int:
+    from edgeds.boards.decoder import predict_llm
+
+    found = predict_llm(
+        work,
+        board=target.board,
+        mode=mode,
+        precision=args.precision,
+        prompt=args.prompt,
+        context=args.context,
+        batch=1 if args.batch is None else args.batch,
+        kv_precision=args.kv,
+        sparsity=args.sparsity,
+    )
+    if args.json:
+        document = _document(found.decode, with_layers=args.layers)
+        emit_json({**document, "llm": _language_document(found, with_layers=args.layers)})
+    else:
+        emit_text("\n".join([*describe(found.decode), *describe_language(found)]))
+    return 0
+
+
+def describe_language(found: LlmPrediction) -> list[str]:
+    """What a language model adds: first token, rate of decoding, cache."""
+    return [
+        f"language model: prompt {found.prompt_tokens}, {found.context_tokens} tokens in the cache",
+        f"  first token {found.ttft_ms:.3g} ms   (80 % band {found.ttft_low_ms:.3g} to {found.ttft_high_ms:.3g} ms),"
+        f" {found.prefill.power_w:.3g} W, limited by {found.prefill.limited_by}",
+        f"  decoding    {found.tokens_per_s:.4g} tokens per second"
+        f"   ({found.tokens_per_s_low:.4g} to {found.tokens_per_s_high:.4g})",
+        f"  KV cache    {found.kv_cache_mib:.0f} MiB in {found.kv_precision},"
+        f" {found.kv_bytes_per_token / 1024:.4g} KiB per token and sequence",
+        *(f"note: {note}" for note in found.prefill.notes if note not in found.decode.notes),
+    ]
 
 
 def load_work(path: Path, shapes: dict[str, tuple[int, ...]]) -> ModelWork:
@@ -150,6 +202,14 @@ def _document(found: Prediction, *, with_layers: bool) -> dict[str, object]:
     else:
         del document["layers"]
     return document
+
+
+def _language_document(found: LlmPrediction, *, with_layers: bool) -> dict[str, object]:
+    from edgeds.specs import to_json
+
+    document: dict[str, object] = to_json(found)
+    del document["decode"]  # the document around this one
+    return {**document, "prefill": _document(found.prefill, with_layers=with_layers)}
 
 
 def _no_mode(target: Target) -> str:

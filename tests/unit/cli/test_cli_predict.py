@@ -119,3 +119,66 @@ def test_missing_and_wrong_files_are_named(tmp_path: Path, capsys: pytest.Captur
         error = capsys.readouterr().err
         assert str(path) in error
         assert "bug in edgeds" not in error
+
+
+@pytest.fixture
+def language_cost(tmp_path: Path) -> Path:
+    from edgeds.files import write_json
+
+    def row(node: str, flops: int, params: int, read: int, written: int) -> dict[str, Any]:
+        return {
+            "node": node, "op": "MatMul", "flops": flops, "params": params, "bytes_read": 4 * (read + params),
+            "bytes_written": 4 * written, "int8_eligible": True, "precision": "float32",
+        }  # fmt: skip
+
+    layers = [
+        row("scores", 2 * 128 * 16, 0, 128 + 64 * 16, 2 * 16),
+        row("values", 2 * 128 * 16, 0, 2 * 16 + 64 * 16, 128),
+        row("head", 2 * 128 * 40_000, 128 * 40_000, 128, 40_000),
+    ]
+    path = tmp_path / "llama.json"
+    write_json(path, {"inputs": {"input_ids": [1, 1]}, "layers": layers, "notes": []})
+    return path
+
+
+def test_language_models_give_first_token_rate_and_cache(
+    language_cost: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("--target", "orin-nx-16gb@15W", "--precision", "int4", "--prompt", 512, "--context", 2048)
+    data = run_json(capsys, language_cost, *common)
+    assert data.keys() >= KEYS | {"llm", "memory", "rails_w", "gpu_mhz", "throttled"}
+    llm = data["llm"]
+    assert llm["kv_cache_mib"] == 2 * 1 * 1 * 64 * 2 * 2048 / 2**20
+    assert llm["tokens_per_s"] == pytest.approx(1e3 / data["latency_ms"])
+    assert llm["ttft_ms"] == llm["prefill"]["latency_ms"]
+    assert llm["prefill"]["status"] == "predicted"
+    assert main(["predict", str(language_cost), *map(str, common)]) == 0
+    assert "first token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--context", "99"), "--prompt"),
+        (("--prompt", "9", "--device", "dla"), "DLA"),
+        (("--prompt", "9", "--input", "x:1x3"), "--input"),
+        (("--prompt", "9"), "no decoder's"),
+        (("--device", "dla", "--target", "orin-nano-8gb@15W"), "has no DLA"),
+        (("--sparsity", "2:4", "--precision", "fp32"), "2:4"),
+    ],
+)
+def test_wrong_combinations_are_used_wrongly(
+    cost: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("--target", "orin-nx-16gb@15W", "--precision", "int8")
+    assert main(["predict", str(cost), *common, *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_dla_split_is_shown(cost: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--target", "agx-orin-64gb@30W", "--precision", "int8", "--device", "dla")
+    assert run_json(capsys, cost, *common)["dla"]["dla_kernels"] == 1
+    assert main(["predict", str(cost), *common]) == 0
+    assert "expected on the DLA: 1 kernels with 100.0% of the work" in capsys.readouterr().out
