@@ -148,15 +148,25 @@ class Tracker:
         return attributes(node)
 
 
+_FREE_SIZES = {(False, 0): 3, (True, 0): 3, (True, 2): 96, (True, 3): 160}
+"""Sizes of free (rank is 4, axis): a batch that is no factor of channel counts, and a small image."""
+
+
 def concrete_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors in numbers. Free batch sizes count as 3, so that batch and channel axes that were merged
-    are not taken for one another; where the graph refuses that, as 1."""
+    are not taken for one another, and free images as small; where the graph refuses that, the usual defaults count."""
     assumed = assume_input_shapes(model).shapes
     free = {
         item.name: [axis for axis, dim in enumerate(dims_of(item.type) or ()) if not isinstance(dim, int)]
         for item in model.graph.input
     }
-    tripled = {name: (3, *shape[1:]) if shape and 0 in free.get(name, ()) else shape for name, shape in assumed.items()}
+    tripled = {
+        name: tuple(
+            _FREE_SIZES.get((len(shape) == 4, axis), size) if axis in free[name] else size
+            for axis, size in enumerate(shape)
+        )
+        for name, shape in assumed.items()
+    }
     errors: tuple[type[Exception], ...] = (ModelError, *runtime_errors())
     try:
         return _complete(model, tripled)

@@ -60,35 +60,37 @@ def reshape(tracker: Tracker, node: NodeProto) -> None:
     if entry is None:
         tracker.freeze(track.ids, node, "is reshaped to a computed number of channels")
         return
-    copies = entry == 0 and not tracker.attrs(node).get("allowzero", 0)
-    if copies and axis != track.axis:
+    site, value = entry
+    if value == 0 and not tracker.attrs(node).get("allowzero", 0) and axis != track.axis:
         tracker.freeze(track.ids, node, "copies a size from another axis")
         return
-    if entry > 0:
-        if not tracker.view.is_constant(node.input[1]):
-            tracker.freeze(track.ids, node, "is reshaped to a computed number of channels")
-            return
-        ids = _joined(tracker, node, ids)
-        tracker.rewrites.append(Rewrite(node=node.name, kind="entry", parts=(ids,), input=1, index=axis))
-    tracker.follow(node.output[0], axis, _joined(tracker, node, ids))
+    ids = _joined(tracker, node, ids)
+    if value > 0:
+        tracker.rewrites.append(Rewrite(node=site[0], kind="entry", parts=(ids,), input=site[1], index=site[2]))
+    tracker.follow(node.output[0], axis, ids)
 
 
-def _target_entry(tracker: Tracker, node: NodeProto, axis: int) -> int | None:
-    """Element ``axis`` of the target shape, also where other elements are computed and joined by Concat."""
+def _target_entry(tracker: Tracker, node: NodeProto, axis: int) -> tuple[tuple[str, int, int], int] | None:
+    """Where element ``axis`` of the target shape stands, as (node, input, element), and its value.
+
+    Also where other elements are computed and joined by a Concat, if nothing else reads it.
+    """
     values = ints(tracker, node, 1, "shape")
     if values is not None:
-        return values[axis]
+        return (node.name, 1, axis), values[axis]
     source = tracker.view.producer(node.input[1])
     if source is None or source.op_type != "Concat":
         return None
     place = 0
-    for name in source.input:
+    for index, name in enumerate(source.input):
         shape = tracker.shape(name)
         if shape is None or len(shape) != 1:
             return None
         if place <= axis < place + shape[0]:
             value = tracker.view.constant(name)
-            return None if value is None else int(value[axis - place])
+            if value is None or (value[axis - place] > 0 and len(tracker.view.consumers(node.input[1])) > 1):
+                return None
+            return (source.name, index, axis - place), int(value[axis - place])
         place += shape[0]
     return None
 

@@ -208,6 +208,23 @@ def shuffled(seed):
     return finish(net, net.conv(net.conv(t, 8, 6), 6, 4, act=None))
 
 
+def computed_heads(seed):
+    """Heads whose Reshape targets join a computed batch with constants, as exporters write them."""
+    net = Net(seed=seed)
+    x = net.input("x", ["n", 5, 8])
+
+    def target(t, *rest):
+        return net.op("Concat", net.op("Gather", net.op("Shape", t), net.ints(0)), net.ints(*rest), axis=0)
+
+    made = []
+    for _ in range(3):
+        t = net.op("MatMul", x, net.w(8, 12))
+        made.append(net.op("Transpose", net.op("Reshape", t, target(x, 5, 4, 3)), perm=[0, 2, 1, 3]))
+    scores = net.op("Softmax", net.op("MatMul", made[0], net.op("Transpose", made[1], perm=[0, 1, 3, 2])), axis=-1)
+    mixed = net.op("Transpose", net.op("MatMul", scores, made[2]), perm=[0, 2, 1, 3])
+    return finish(net, net.op("MatMul", net.op("Reshape", mixed, target(x, 5, 12)), net.w(12, 4)))
+
+
 def single_head(seed):
     """Queries and keys that are multiplied over their channels."""
     net, x = start(seed)
@@ -267,6 +284,7 @@ NETS = {
     "attention": attention,
     "heads": heads,
     "grouped_queries": grouped_queries,
+    "computed_heads": computed_heads,
     "shuffled": shuffled,
     "single_head": single_head,
     "branching": branching,

@@ -66,6 +66,7 @@ def plant(model, dead):
         ("head", {8: [0, 5]}),
         ("heads", {4: [1], 16: [0, 3, 9, 15]}),
         ("grouped_queries", {2: [0]}),
+        ("computed_heads", {4: [2]}),
         ("multiplier", {6: [4]}),
     ],
 )
