@@ -115,11 +115,8 @@ def predict(
     power_w = state.power_w if state.fits or mode.watts is None else mode.watts
     memory = memory_parts(kernels, work=work, precision=precision, kv_cache_mib=kv_cache_mib)
     gpu_mhz = machine.gpu_mhz * state.share
-    notes = [
-        *_choice_notes(kernels, precision=precision, device=device),
-        *_limit_notes(state, memory, board=board, mode=mode, gpu_mhz=gpu_mhz),
-        *work.notes,
-    ]
+    choices = _choice_notes(kernels, precision=precision, device=device)
+    limits = _limit_notes(state, memory, board=board, mode=mode, gpu_mhz=gpu_mhz)
     return Prediction(
         target=f"{board.name}@{mode.label}",
         device=device,
@@ -139,7 +136,7 @@ def predict(
         throttled=state.share < 1,
         rails_w=rail_watts(board, power_w),
         dla=split,
-        notes=tuple(notes),
+        notes=(*choices, *limits, *work.notes),
         table_version=table.version,
         layers=times,
     )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,3 +165,13 @@ def test_machine_needs_every_factor() -> None:
     assert found.mode is not None
     with pytest.raises(SpecError, match="emc_mhz"):
         machine_of(found.board, replace(found.mode, emc_mhz=None))
+
+
+def test_a_planner_can_ask_hundreds_of_times() -> None:
+    work = network(convs=220)
+    spent = []
+    for _ in range(20):
+        start = time.perf_counter()
+        on("orin-nx-16gb@15W", work, precision="int8")
+        spent.append(time.perf_counter() - start)
+    assert min(spent) < 0.005
