@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     goal.add_argument("--precision", default="int8", help="precision to predict at (default %(default)s)")
     which = parser.add_argument_group("which")
     which.add_argument(
-        "--method", choices=("l2", "l1", "bn", "activation"), default="l2", help="importance (default %(default)s)"
+        "--method",
+        choices=("l2", "l1", "bn", "activation", "sensitivity"),
+        help="importance (default: sensitivity with --calib, else l2)",
     )
     which.add_argument(
         "--uniform", action="store_true", help="the same share of every layer instead of a ranking over all"

@@ -34,13 +34,15 @@ def choose_units(
     scope: str = "global",
     multiple: int | None = None,
     min_channels: int = 1,
+    max_share: float | None = None,
 ) -> Kept:
     """Group -> sorted units that stay, for groups that lose any.
 
-    ``ratio`` is the share of the channels that can be removed at all. "global" ranks all units together, at most twice
-    the ratio (and the channels with score 0) from any one group; "uniform" takes the same share of each. ``multiple``
-    rounds the width of each group to the nearest multiple (None: 8 for groups of at least 32 channels); a group keeps
-    at least ``min_channels`` channels and one unit. Ties go to the lower index, so results repeat.
+    ``ratio`` is the share of the channels that can be removed at all. "global" ranks all units together, at most
+    ``max_share`` (None: twice the ratio; and the channels with score 0) from any one group; "uniform" takes the same
+    share of each. ``multiple`` rounds the width of each group to the nearest multiple (None: 8 for groups of at least
+    32 channels); a group keeps at least ``min_channels`` channels and one unit. Ties go to the lower index, so results
+    repeat.
     """
     check_ratio(ratio)
     if scope not in ("global", "uniform"):
@@ -50,7 +52,7 @@ def choose_units(
             raise SpecError(f"{name}: expected a whole number from 1, got {value!r}")
     if ratio == 0:
         return {}
-    removed = _by_share(groups, ratio) if scope == "uniform" else _by_rank(groups, scores, ratio)
+    removed = _by_share(groups, ratio) if scope == "uniform" else _by_rank(groups, scores, ratio, max_share=max_share)
     kept: Kept = {}
     for group in groups.groups:
         count = _rounded(group, group.size - removed[group.index], multiple=multiple, min_channels=min_channels)
@@ -64,12 +66,13 @@ def _by_share(groups: Groups, ratio: float) -> dict[int, int]:
     return {group.index: min(group.size - 1, math.floor(group.size * ratio + 0.5)) for group in groups.groups}
 
 
-def _by_rank(groups: Groups, scores: Scores, ratio: float) -> dict[int, int]:
+def _by_rank(groups: Groups, scores: Scores, ratio: float, *, max_share: float | None) -> dict[int, int]:
+    share = min(1.0, 2 * ratio if max_share is None else max(ratio, max_share))
     removed = {group.index: 0 for group in groups.groups}
     limit = {
         group.index: min(
             group.size - 1,
-            max(math.ceil(group.size * min(1.0, 2 * ratio)), int((scores[group.index] == 0).sum())),
+            max(math.ceil(group.size * share), int((scores[group.index] == 0).sum())),
         )
         for group in groups.groups
     }

@@ -4,6 +4,7 @@ A unit's score is the size of what makes it times the size of what reads it, eac
 when either side is zero, so channels that cannot reach an output go first. "l1" and "l2" take the norms of weights with
 BatchNormalization folded in ("bn" takes only its scale); "activation" weighs the reading weights with the energy that
 samples show at their input (the size of the term that a sum would lose; compare Sun et al. 2023, "Wanda").
+"sensitivity" is the estimated loss after the readers' weights are solved anew (``sensitivity.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from edgeds.compress.groups import ChannelGroup, Groups, Member
+from edgeds.compress.sensitivity import find_readers, inverse_moments, unit_losses
 from edgeds.errors import ModelError, SpecError
 from edgeds.graph.fold import fold_batchnorm
 from edgeds.graph.view import GraphView
@@ -22,7 +24,7 @@ from edgeds.progress import track as progress
 
 Array = NDArray[np.float64]
 Scores = dict[int, Array]
-METHODS = ("l2", "l1", "bn", "activation")
+METHODS = ("l2", "l1", "bn", "activation", "sensitivity")
 
 
 def score_groups(
@@ -34,10 +36,10 @@ def score_groups(
     threads: int | None = 2,
     quiet: bool = False,
 ) -> Scores:
-    """Group index -> one finite score per unit (float64, mean 1 unless all are 0); higher means keep.
+    """Group index -> one finite score per unit (float64, mean 1 except for "sensitivity"); higher means keep.
 
-    ``model`` is the one that ``groups`` was found in. Raises SpecError for an unknown method, or "activation" without
-    samples, ModelError for weights with NaN or infinity.
+    ``model`` is the one that ``groups`` was found in. Raises SpecError for an unknown method, or one that needs
+    samples without them, ModelError for weights with NaN or infinity.
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r} is not known; choose from {', '.join(METHODS)}")
@@ -46,6 +48,8 @@ def score_groups(
         energies = channel_energies(model, _read_by(model, groups), feeds, threads=threads, quiet=quiet)
         if not energies:
             raise SpecError("method activation weighs what samples show: give --calib (calibration samples)")
+    if method == "sensitivity":
+        return _by_loss(model, groups, list(feeds), threads=threads, quiet=quiet)
     folded, plain = GraphView(fold_batchnorm(model), copy=False), GraphView(model, copy=False)
     at = {node.name: node for node in folded.nodes}
     original = {node.name: node for node in plain.nodes}
@@ -69,6 +73,30 @@ def score_groups(
                 total = total * np.mean(sizes, axis=0)
         scores[group.index] = _relative(total)
     return scores
+
+
+def _by_loss(
+    model: ModelProto,
+    groups: Groups,
+    feeds: Sequence[Mapping[str, NDArray[np.generic]]],
+    *,
+    threads: int | None,
+    quiet: bool,
+) -> Scores:
+    """Losses of the layers that read a unit, per channel it takes away; comparable over groups, so not relative."""
+    if not feeds:
+        raise SpecError("method sensitivity weighs what samples show: give --calib (calibration samples)")
+    sizes = score_groups(model, groups, method="l2")
+    readers = find_readers(GraphView(model, copy=False), groups)
+    inverses, variances = inverse_moments(model, list(readers.values()), feeds, threads=threads, quiet=quiet)
+    scores = {
+        group.index: unit_losses(group, readers, inverses, variances, dead=sizes[group.index] == 0) / group.channels
+        for group in groups.groups
+    }
+    highest = max((float(np.nanmax(losses, initial=0)) for losses in scores.values()), default=0.0)
+    return {  # what nothing measured reads ranks behind all that was
+        index: np.where(np.isnan(losses), highest * (1 + sizes[index]), losses) for index, losses in scores.items()
+    }
 
 
 def _relative(sizes: Array) -> Array:

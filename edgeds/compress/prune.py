@@ -33,6 +33,8 @@ from edgeds.specs import Budget, to_json
 
 Feeds = Mapping[str, NDArray[np.generic]]
 DEFAULT_SAMPLES = 48
+_MOST = 0.75
+"""Share of a group that may go when losses of layers are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +80,11 @@ class PruneReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """How to prune: ``method`` of importance, ``scope`` global or uniform, ``multiple`` (None: 8 for groups of 32 and
-    more channels), names of nodes to ``keep``, and whether calibration samples also re-solve the weights."""
+    """How to prune: ``method`` of importance (None: sensitivity with samples, else l2), ``scope`` global or uniform,
+    ``multiple`` (None: 8 for groups of 32 and more channels), names of nodes to ``keep``, and whether calibration
+    samples also re-solve the weights."""
 
-    method: str = "l2"
+    method: str | None = None
     scope: str = "global"
     multiple: int | None = None
     min_channels: int = 1
@@ -125,8 +128,7 @@ def prune_model(
         model = view.finish() if moved else view.model
         groups = find_groups(GraphView(model, copy=False), protect=options.keep) if moved else groups
     kept_feeds = [dict(feed) for feed in islice(calibration, options.samples)] if calibration is not None else []
-    if options.method == "activation" and not kept_feeds:
-        raise SpecError("method activation weighs what samples show: give calibration samples (--calib)")
+    method = options.method or ("sensitivity" if kept_feeds else "l2")
     if ratio == 0:
         result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
         notes = ["ratio 0: the model as it was"]
@@ -136,9 +138,7 @@ def prune_model(
         result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
         notes = [f"nothing can be pruned, so this is the model as it was: {_why(groups)}"]
     else:
-        scores = score_groups(
-            model, groups, method=options.method, feeds=kept_feeds, threads=options.threads, quiet=quiet
-        )
+        scores = score_groups(model, groups, method=method, feeds=kept_feeds, threads=options.threads, quiet=quiet)
         notes = [f"{moved} readings of constant channels moved into biases"] if moved else []
 
         def at(share: float) -> PruneResult:
@@ -149,6 +149,7 @@ def prune_model(
                 scope=options.scope,
                 multiple=options.multiple,
                 min_channels=options.min_channels,
+                max_share=_MOST if method == "sensitivity" else None,
             )
             return prune_channels(model, keep, groups=groups)
 
@@ -165,7 +166,7 @@ def prune_model(
         (count_cost(dense), count_cost(pruned)),
         groups=groups,
         result=result,
-        facts={"method": options.method, "scope": options.scope, "ratio": chosen, "notes": tuple(notes)},
+        facts={"method": method, "scope": options.scope, "ratio": chosen, "notes": tuple(notes)},
         extra={
             "reconstructed": fitted,
             "samples": len(kept_feeds),
