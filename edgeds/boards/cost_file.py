@@ -22,6 +22,8 @@ class LayerCost:
     Bytes are what a compiled engine moves: int8 where the tensor comes from or goes to Q/DQ, and no data movement for
     reshapes. ``int8_eligible``: a Conv, ConvTranspose, Gemm or MatMul on floats. ``reads``: indices of the earlier
     layers whose outputs it takes; None where nobody noted the edges. ``sparse_24``: 2 of 4 weights are zero.
+    ``elements``: of activations read and written; None leaves them to the bytes, which is wrong by the width of a type
+    where a layer reads INT8 and writes floats.
     """
 
     node: str
@@ -34,6 +36,7 @@ class LayerCost:
     precision: str
     reads: tuple[int, ...] | None = None
     sparse_24: bool = False
+    elements: tuple[int, int] | None = None
 
 
 LayerWork = LayerCost
@@ -94,6 +97,8 @@ def parse_cost(data: Any, *, where: str) -> ModelWork:
         for key in ("flops", "params", "bytes_read", "bytes_written"):
             if not 0 <= getattr(layer, key) <= _LIMIT:
                 raise SpecError(f"{where}: layers[{index}] ({layer.node!r}): {key} is {getattr(layer, key)}")
+        if layer.elements is not None and any(not 0 <= count <= _LIMIT for count in layer.elements):
+            raise SpecError(f"{where}: layers[{index}] ({layer.node!r}): elements is {list(layer.elements)}")
         if layer.reads is not None and any(not 0 <= source < index for source in layer.reads):
             wrong = next(source for source in layer.reads if not 0 <= source < index)
             raise SpecError(f"{where}: layers[{index}] ({layer.node!r}): reads layer {wrong}, which is not before it")

@@ -188,11 +188,11 @@ def _infer(work: ModelWork, pairs: Sequence[tuple[int, int]]) -> DecoderFacts | 
     """Solve the sizes of the first attention for heads, context, head size and KV heads; None where they are no whole
     numbers."""
     first, second = (work.layers[index] for index in pairs[0])
-    size = element_bytes(first.precision) * work.batch
-    scores, queries, half = first.bytes_written / size, second.bytes_written / size, first.flops / work.batch / 2
+    (read, scores), (_, queries) = (_elements(layer, batch=work.batch) for layer in (first, second))
+    half = first.flops / work.batch / 2
     heads = scores * queries / half
     context, head_dim = scores / heads, queries / heads
-    kv_heads = (first.bytes_read / size - queries) / (head_dim * context) if head_dim * context else 0
+    kv_heads = (read - queries) / (head_dim * context) if head_dim * context else 0
     values = (heads, context, head_dim, kv_heads)
     if any(abs(value - round(value)) > 1e-6 or round(value) < 1 for value in values):
         return None
@@ -205,11 +205,23 @@ def _infer(work: ModelWork, pairs: Sequence[tuple[int, int]]) -> DecoderFacts | 
     )
 
 
+def _elements(layer: LayerCost, *, batch: int) -> tuple[float, float]:
+    size = element_bytes(layer.precision)
+    read, written = layer.elements or (layer.bytes_read / size, layer.bytes_written / size)
+    return read / batch, written / batch
+
+
 def _is_vocabulary(layer: LayerCost) -> bool:
-    written = layer.bytes_written / element_bytes(layer.precision)
+    _, written = _elements(layer, batch=1)
     return layer.op in ("MatMul", "Gemm") and layer.params > 0 and written >= VOCABULARY
 
 
 def _sized(layer: LayerCost, *, flops: int, read: int, written: int, batch: int) -> LayerCost:
     size = element_bytes(layer.precision) * batch
-    return replace(layer, flops=flops * batch, bytes_read=round(read * size), bytes_written=round(written * size))
+    return replace(
+        layer,
+        flops=flops * batch,
+        bytes_read=round(read * size),
+        bytes_written=round(written * size),
+        elements=None if layer.elements is None else (read * batch, written * batch),
+    )

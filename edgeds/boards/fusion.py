@@ -110,14 +110,16 @@ def _host(kernels: list[Kernel], layer: Kernel) -> int | None:
 
 def _kernel(layer: LayerWork, scale: float, sources: tuple[int, ...] | None) -> Kernel:
     size = _BYTES.get(layer.precision, 4)
+    counted = (max(layer.bytes_read / size - layer.params, 0), layer.bytes_written / size)
+    read, written = counted if layer.elements is None else layer.elements
     is_matrix = layer.op in MATRIX_OPS
     return Kernel(
         node=layer.node,
         op=layer.op,
         flops=layer.flops * scale,
         params=layer.params,
-        read=max(layer.bytes_read / size - layer.params, 0) * scale,
-        written=layer.bytes_written / size * scale,
+        read=read * scale,
+        written=written * scale,
         is_matrix=is_matrix,
         int8_eligible=layer.int8_eligible and layer.params > 0,
         precision=layer.precision,

@@ -33,11 +33,15 @@ def resize_work(work: ModelWork, shapes: Mapping[str, Sequence[int]]) -> ModelWo
 def scale_layer(layer: LayerCost, ratio: float) -> LayerCost:
     """A layer on ``ratio`` times the activations; its weights stay."""
     weights = min(round(layer.params * element_bytes(layer.precision)), layer.bytes_read)
+    counts = None if layer.elements is None else (round(layer.elements[0] * ratio), round(layer.elements[1] * ratio))
     return replace(
         layer,
         flops=round(layer.flops * ratio),
         bytes_read=weights + round((layer.bytes_read - weights) * ratio),
         bytes_written=round(layer.bytes_written * ratio),
+        elements=None
+        if layer.elements is None
+        else (round(layer.elements[0] * ratio), round(layer.elements[1] * ratio)),
     )
 
 

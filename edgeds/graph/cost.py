@@ -180,6 +180,7 @@ class _Counter:
             int8_eligible=eligible,
             precision=precision,
             reads=tuple(dict.fromkeys(self.origin[name] for name in node.input if name in self.origin)),
+            elements=self._elements(node),
         )
 
     def _dequantized(self, name: str) -> NodeProto | None:
@@ -234,6 +235,17 @@ class _Counter:
         else:
             read = sum(self._nbytes(self._stored_name(name)) for name in dict.fromkeys(names) if name)
         return read, sum(self._written(name) for name in node.output if name)
+
+    def _elements(self, node: NodeProto) -> tuple[int, int] | None:
+        """Elements of activations that are read and written; None where a shape is unknown."""
+        names = [name for name in dict.fromkeys(node.input) if name and self._stored_name(name) not in self.weights]
+        if node.op_type in ("Gather", "Slice") and node.output:
+            names = [*node.output[:1], *(name for name in names if name != node.input[0])]
+        written = [name for name in node.output if name]
+        if any(name not in self.shapes for name in (*names, *written)):
+            return None
+        read = sum(math.prod(self.shapes[name]) for name in names)
+        return read, sum(math.prod(self.shapes[name]) for name in written)
 
     def _fused_quantize(self, node: NodeProto) -> bool:
         source = node.input[0]

@@ -65,6 +65,12 @@ def test_edges_must_point_backwards(reads: list[int]) -> None:
         parse_cost(document(reads=reads), where="cost.json")
 
 
+@pytest.mark.parametrize("elements", [[1], [1, -1], [1.5, 2], "12"])
+def test_impossible_elements_are_refused(elements: object) -> None:
+    with pytest.raises(SpecError, match=r"cost\.json.*elements"):
+        parse_cost(document(elements=elements), where="cost.json")
+
+
 def test_files_without_the_newer_keys_still_load() -> None:
     work = parse_cost(document(), where="cost.json")
     assert work.layers[0].reads is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from edgeds.boards.coefficients import load_table
 from edgeds.boards.cost_file import LayerWork, ModelWork
 from edgeds.boards.fusion import fuse_layers
+from edgeds.boards.resize import scale_layer
 from edgeds.boards.roofline import Machine, choose_precision, moved_bytes, time_kernel
 
 MACHINE = Machine(sm=8, gpu_mhz=1000.0, dram_gb_s=100.0, peak_flops={"fp32": 8e12, "fp16": 16e12, "int8": 32e12})
@@ -76,6 +77,15 @@ def test_edges_fold_a_pointwise_layer_into_what_it_reads_not_into_what_stands_be
     assert [kernel.op for kernel in kernels] == ["Conv", "Conv", "MaxPool"]
     assert [kernel.is_smooth for kernel in kernels] == [True, False, False]
     assert kernels[2].sources == (0,)
+
+
+def test_an_activation_folds_into_an_int8_convolution_that_writes_floats() -> None:
+    # Costs count the convolution's input in INT8 and its output in FP32: only the elements tell that sizes are equal.
+    conv = replace(layer(), precision="int8", bytes_read=15_000, elements=(10_000, 10_000), reads=())
+    silu = (replace(layer("Sigmoid"), reads=(0,)), replace(layer("Mul"), reads=(0, 1)))
+    kernels = fuse_layers(work(conv, *silu), batch=1)
+    assert [(kernel.op, kernel.read, kernel.written) for kernel in kernels] == [("Conv", 10_000, 10_000)]
+    assert scale_layer(conv, 4.0).elements == (40_000, 40_000)
 
 
 def test_edges_see_through_views_and_drop_what_follows_from_shapes_alone() -> None:

@@ -155,7 +155,7 @@ def test_json_form_is_plain_and_the_model_is_untouched():
     assert set(data) == {"inputs", "layers", "notes"}
     assert set(data["layers"][0]) == {
         *("node", "op", "flops", "params", "bytes_read", "bytes_written", "int8_eligible", "precision"),
-        *("reads", "sparse_24"),
+        *("reads", "sparse_24", "elements"),
     }
     assert model.SerializeToString() == before
 
@@ -165,6 +165,13 @@ def test_edges_point_at_the_layers_that_made_the_inputs():
     assert layers[0].reads == ()
     assert all(index - 1 in one.reads for index, one in enumerate(layers) if index)
     assert all(source < index for index, one in enumerate(layers) for source in one.reads)
+
+
+def test_elements_are_of_activations_alone():
+    first = count_cost(two_convs(), {"x": (2, 3, 12, 12)}).layers[0]
+    read, written = first.elements
+    assert read == 2 * 3 * 12 * 12
+    assert first.bytes_written == 4 * written
 
 
 def test_half_precision_halves_the_bytes():
