@@ -28,12 +28,14 @@ CORES = 2
 NETWORKS = {
     "ResNet-50 v1.5": ("resnet50", (1, 3, 224, 224)),
     "ResNet-34 backbone": ("resnet34", (1, 3, 768, 1280)),
+    "RetinaNet ResNeXt-50": ("retinanet-resnext50", (1, 3, 800, 800)),
+    "SSD-MobileNet-v1": ("ssd-mobilenet-v1", (1, 3, 300, 300)),
     "SSD-ResNet34": ("ssd-resnet34", (1, 3, 1200, 1200)),
 }
 GRID = {
     "efficiency_int8": (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
     "bandwidth_share": (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5),
-    "layer_us": (0.0, 1.0, 2.0, 4.0, 8.0),
+    "layer_us": (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 14.0),
 }
 Row = tuple[str, Sequence[Kernel], float, float, float]
 

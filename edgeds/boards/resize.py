@@ -39,9 +39,7 @@ def scale_layer(layer: LayerCost, ratio: float) -> LayerCost:
         flops=round(layer.flops * ratio),
         bytes_read=weights + round((layer.bytes_read - weights) * ratio),
         bytes_written=round(layer.bytes_written * ratio),
-        elements=None
-        if layer.elements is None
-        else (round(layer.elements[0] * ratio), round(layer.elements[1] * ratio)),
+        elements=counts,
     )
 
 
