@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeds.compress.groups import ChannelGroup, Groups
+from edgeds.compress.groups import ChannelGroup, Groups, Member
 from edgeds.errors import SpecError
+from edgeds.graph.cost import ModelCost
 
 WIDE = 32
 """Groups of at least this many channels keep multiples of 8 when no multiple is asked for (tensor-core tiles)."""
@@ -35,6 +36,7 @@ def choose_units(
     multiple: int | None = None,
     min_channels: int = 1,
     max_share: float | None = None,
+    weights: Mapping[int, float] | None = None,
 ) -> Kept:
     """Group -> sorted units that stay, for groups that lose any.
 
@@ -42,7 +44,7 @@ def choose_units(
     ``max_share`` (None: twice the ratio; and the channels with score 0) from any one group; "uniform" takes the same
     share of each. ``multiple`` rounds the width of each group to the nearest multiple (None: 8 for groups of at least
     32 channels); a group keeps at least ``min_channels`` channels and one unit. Ties go to the lower index, so results
-    repeat.
+    repeat. ``weights``: what a unit of each group counts in a global ranking, in place of its channels.
     """
     check_ratio(ratio)
     if scope not in ("global", "uniform"):
@@ -52,7 +54,11 @@ def choose_units(
             raise SpecError(f"{name}: expected a whole number from 1, got {value!r}")
     if ratio == 0:
         return {}
-    removed = _by_share(groups, ratio) if scope == "uniform" else _by_rank(groups, scores, ratio, max_share=max_share)
+    removed = (
+        _by_share(groups, ratio)
+        if scope == "uniform"
+        else _by_rank(groups, scores, ratio, max_share=max_share, weights=weights)
+    )
     kept: Kept = {}
     for group in groups.groups:
         count = _rounded(group, group.size - removed[group.index], multiple=multiple, min_channels=min_channels)
@@ -66,7 +72,26 @@ def _by_share(groups: Groups, ratio: float) -> dict[int, int]:
     return {group.index: min(group.size - 1, math.floor(group.size * ratio + 0.5)) for group in groups.groups}
 
 
-def _by_rank(groups: Groups, scores: Scores, ratio: float, *, max_share: float | None) -> dict[int, int]:
+def unit_flops(groups: Groups, cost: ModelCost) -> dict[int, float]:
+    """Group -> share of the model's FLOPs that one unit takes away, with the other groups whole."""
+    flops = {layer.node: layer.flops for layer in cost.layers}
+    total = max(1, cost.flops)
+    return {
+        group.index: max(1e-12, sum(_member_flops(member, flops) for member in group.members) / group.size / total)
+        for group in groups.groups
+    }
+
+
+def _member_flops(member: Member, flops: Mapping[str, int]) -> float:
+    """FLOPs of the positions of a layer that follow a group; of constants that only pass it on, none."""
+    if member.role not in ("producer", "consumer", "pass"):
+        return 0.0
+    return flops.get(member.node, 0) * float((member.units >= 0).mean())
+
+
+def _by_rank(
+    groups: Groups, scores: Scores, ratio: float, *, max_share: float | None, weights: Mapping[int, float] | None
+) -> dict[int, int]:
     share = min(1.0, 2 * ratio if max_share is None else max(ratio, max_share))
     removed = {group.index: 0 for group in groups.groups}
     limit = {
@@ -76,8 +101,8 @@ def _by_rank(groups: Groups, scores: Scores, ratio: float, *, max_share: float |
         )
         for group in groups.groups
     }
-    widths = {group.index: group.channels for group in groups.groups}
-    budget = ratio * sum(group.size * group.channels for group in groups.groups)
+    widths = weights or {group.index: float(group.channels) for group in groups.groups}
+    budget = ratio * sum(group.size * widths[group.index] for group in groups.groups)
     ranked = sorted(
         (float(score), group.index, unit)
         for group in groups.groups

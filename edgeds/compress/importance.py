@@ -32,11 +32,13 @@ def score_groups(
     groups: Groups,
     *,
     method: str = "l2",
+    weights: Mapping[int, float] | None = None,
     feeds: Iterable[Mapping[str, NDArray[np.generic]]] = (),
     threads: int | None = 2,
     quiet: bool = False,
 ) -> Scores:
     """Group index -> one finite score per unit (float64, mean 1 except for "sensitivity"); higher means keep.
+    ``weights``: what a unit of each group saves, which "sensitivity" divides by (None: its channels).
 
     ``model`` is the one that ``groups`` was found in. Raises SpecError for an unknown method, or one that needs
     samples without them, ModelError for weights with NaN or infinity.
@@ -49,7 +51,7 @@ def score_groups(
         if not energies:
             raise SpecError("method activation weighs what samples show: give --calib (calibration samples)")
     if method == "sensitivity":
-        return _by_loss(model, groups, list(feeds), threads=threads, quiet=quiet)
+        return _by_loss(model, groups, list(feeds), weights=weights, threads=threads, quiet=quiet)
     folded, plain = GraphView(fold_batchnorm(model), copy=False), GraphView(model, copy=False)
     at = {node.name: node for node in folded.nodes}
     original = {node.name: node for node in plain.nodes}
@@ -80,17 +82,19 @@ def _by_loss(
     groups: Groups,
     feeds: Sequence[Mapping[str, NDArray[np.generic]]],
     *,
+    weights: Mapping[int, float] | None,
     threads: int | None,
     quiet: bool,
 ) -> Scores:
-    """Losses of the layers that read a unit, per channel it takes away; comparable over groups, so not relative."""
+    """Losses of the layers that read a unit, per channel (or weight) it takes away; comparable over groups."""
+    saved = weights or {group.index: float(group.channels) for group in groups.groups}
     if not feeds:
         raise SpecError("method sensitivity weighs what samples show: give --calib (calibration samples)")
     sizes = score_groups(model, groups, method="l2")
     readers = find_readers(GraphView(model, copy=False), groups)
     inverses, variances = inverse_moments(model, list(readers.values()), feeds, threads=threads, quiet=quiet)
     scores = {
-        group.index: unit_losses(group, readers, inverses, variances, dead=sizes[group.index] == 0) / group.channels
+        group.index: unit_losses(group, readers, inverses, variances, dead=sizes[group.index] == 0) / saved[group.index]
         for group in groups.groups
     }
     highest = max((float(np.nanmax(losses, initial=0)) for losses in scores.values()), default=0.0)

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from edgeds.compress.absorb import absorb_constants
 from edgeds.compress.channels import PruneResult, prune_channels
-from edgeds.compress.choose import check_ratio, choose_units
+from edgeds.compress.choose import check_ratio, choose_units, unit_flops
 from edgeds.compress.groups import Groups, Protected, find_groups
 from edgeds.compress.importance import score_groups
 from edgeds.compress.prune_goal import Goal, find_ratio
@@ -138,7 +138,16 @@ def prune_model(
         result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
         notes = [f"nothing can be pruned, so this is the model as it was: {_why(groups)}"]
     else:
-        scores = score_groups(model, groups, method=method, feeds=kept_feeds, threads=options.threads, quiet=quiet)
+        weights = None if ratio is not None or method != "sensitivity" else unit_flops(groups, count_cost(model))
+        scores = score_groups(
+            model,
+            groups,
+            method=method,
+            weights=weights,
+            feeds=kept_feeds,
+            threads=options.threads,
+            quiet=quiet,
+        )
         notes = [f"{moved} readings of constant channels moved into biases"] if moved else []
 
         def at(share: float) -> PruneResult:
@@ -150,6 +159,7 @@ def prune_model(
                 multiple=options.multiple,
                 min_channels=options.min_channels,
                 max_share=_MOST if method == "sensitivity" else None,
+                weights=weights,
             )
             return prune_channels(model, keep, groups=groups)
 

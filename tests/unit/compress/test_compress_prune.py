@@ -194,6 +194,19 @@ def test_speedup_and_budget(tmp_path):
         prune(tmp_path, wide(), ratio=None, budget=Budget(latency_ms=1e-6), target=target)
 
 
+def test_speedup_with_samples_takes_less_loss_per_flop(tmp_path):
+    """A costly layer gives more when FLOPs count than when channels do."""
+    net, x = start(4, batch=2, size=16)
+    a = net.op("MaxPool", net.conv(net.conv(x, 3, 24), 24, 24), kernel_shape=[8, 8], strides=[8, 8])
+    model = finish(net, net.conv(net.conv(a, 24, 24, 1), 24, 3, 1, act=None))
+    feeds = [feeds_of(model, seed) for seed in range(6)]
+    report, by_flops = prune(tmp_path, model, ratio=None, speedup=1.5, calibration=feeds)
+    assert report.method == "sensitivity"
+    assert report.flops_before / report.flops_after >= 1.5
+    _, by_channels = prune(tmp_path, model, ratio=report.removed_share, calibration=feeds)
+    assert widths(by_flops)[0][0] <= widths(by_channels)[0][0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
