@@ -135,8 +135,8 @@ def find_decoder(work: ModelWork) -> DecoderFacts:
     facts = work.decoder or _infer(work, pairs)
     if facts is None:
         raise SpecError(
-            "the attention products of these costs fit no decode step of one token; state the facts of the model under "
-            "the key 'decoder' of the cost file (docs/predict.md)"
+            "the attention products of these costs fit no decode step of one token; a prompt needs the costs of a "
+            "language model's step, with its facts under the key 'decoder' where they cannot be told (docs/predict.md)"
         )
     if len(pairs) != facts.layers:
         raise SpecError(f"decoder: {facts.layers} layers are stated, but the costs hold {len(pairs)} attentions")

@@ -39,7 +39,8 @@ _LEAST_DEPTH = 16
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Predicted figures of one inference of ``batch`` items. ``power_w`` is the module's, ``energy_mj`` per inference
-    of the whole batch. 80 % of left-out measurements lay between low and high. ``status`` is always ``predicted``.
+    of the whole batch. 80 % of left-out measurements lay between low and high (on a DLA: most of few). ``status`` is
+    always ``predicted``.
 
     ``gpu_mhz`` is lower than the mode's where ``throttled``: more would pass the mode's watts. ``memory`` splits
     ``memory_mib``. ``rails_w``: None for rails that no source tells apart. ``dla``: the expected split, on a DLA.

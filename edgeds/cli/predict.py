@@ -159,7 +159,8 @@ def load_work(path: Path, shapes: dict[str, tuple[int, ...]]) -> ModelWork:
 
 def describe(found: Prediction) -> list[str]:
     """The page for people: the label first, then figures, then the slowest kernels."""
-    band = f"80 % band {found.latency_low_ms:.3g} to {found.latency_high_ms:.3g} ms"
+    kind = "80 % band" if found.dla is None else "band of networks held out:"
+    band = f"{kind} {found.latency_low_ms:.3g} to {found.latency_high_ms:.3g} ms"
     lines = [
         f"predicted, not measured: {found.target}, {found.device}, {found.precision}, batch {found.batch}",
         f"  latency     {found.latency_ms:.3g} ms   ({band})",
