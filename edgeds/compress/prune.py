@@ -15,14 +15,15 @@ from onnx import ModelProto
 
 from edgeds.compress.absorb import absorb_constants
 from edgeds.compress.channels import PruneResult, prune_channels
-from edgeds.compress.choose import check_ratio, choose_units, unit_flops
-from edgeds.compress.groups import Groups, Protected, find_groups
+from edgeds.compress.choose import choose_units, unit_flops
+from edgeds.compress.groups import Groups, find_groups
 from edgeds.compress.importance import score_groups
 from edgeds.compress.prune_goal import Goal, find_ratio
+from edgeds.compress.prune_report import LayerWidth, PruneReport, make_report, mapping_json
 from edgeds.compress.shape_fold import fold_shapes
-from edgeds.errors import ModelError, SpecError
+from edgeds.errors import BudgetError, CalibrationError, ModelError, SpecError
 from edgeds.files import real_path, refuse_special, write_json
-from edgeds.graph.cost import ModelCost, count_cost
+from edgeds.graph.cost import count_cost
 from edgeds.graph.feeds import random_feeds
 from edgeds.graph.io import load_model, save_model
 from edgeds.graph.session import open_session, runtime_errors
@@ -35,47 +36,6 @@ Feeds = Mapping[str, NDArray[np.generic]]
 DEFAULT_SAMPLES = 48
 _MOST = 0.75
 """Share of a group that may go when losses of layers are compared."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerWidth:
-    """Output channels of a layer before and after."""
-
-    node: str
-    before: int
-    after: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneReport:
-    """What was removed, what it saved, and what stayed and why. FLOPs are counted at the same input shapes.
-
-    ``ratio`` is the share of the removable channels that was aimed for, ``removed_share`` what rounding and limits made
-    of it; ``channels_before`` counts the others too. ``predicted`` holds figures of the target before and after, when
-    one was given. ``aligned_share`` is the share of narrowed layers whose width is a multiple of 8.
-    """
-
-    model: str
-    mapping: str
-    report: str
-    method: str
-    scope: str
-    ratio: float
-    removed_share: float
-    params_before: int
-    params_after: int
-    flops_before: int
-    flops_after: int
-    channels_before: int
-    channels_after: int
-    aligned_share: float
-    layers: tuple[LayerWidth, ...]
-    protected: tuple[Protected, ...]
-    reconstructed: int
-    samples: int
-    notes: tuple[str, ...]
-    predicted: dict[str, Any] | None
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,73 +81,120 @@ def prune_model(
     source, place = Path(path), Path(out).absolute()
     _check_place(source, place)
     dense = load_model(source)
+    samples = _samples(calibration, options)
+    method = options.method or ("sensitivity" if samples else "l2")
     with stage("finding coupled channels", quiet=quiet):
-        view = GraphView(fold_shapes(dense))
-        groups = find_groups(view, protect=options.keep)
-        moved = absorb_constants(view, groups) if ratio != 0 else 0
-        model = view.finish() if moved else view.model
-        groups = find_groups(GraphView(model, copy=False), protect=options.keep) if moved else groups
-    kept_feeds = [dict(feed) for feed in islice(calibration, options.samples)] if calibration is not None else []
-    method = options.method or ("sensitivity" if kept_feeds else "l2")
-    if ratio == 0:
+        found = _analyse(dense, options, absorbing=ratio != 0)
+    if ratio == 0 or not found.groups.groups:
         result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
-        notes = ["ratio 0: the model as it was"]
-    elif not groups.groups:
-        if not groups.protected:
-            raise ModelError(f"{source}: {_NOTHING}")
-        result, chosen = PruneResult(model=dense, mapping={}, axes={}), 0.0
-        notes = [f"nothing can be pruned, so this is the model as it was: {_why(groups)}"]
+        notes = _untouched(source, goal, found.groups)
     else:
-        weights = None if ratio is not None or method != "sensitivity" else unit_flops(groups, count_cost(model))
-        scores = score_groups(
-            model,
-            groups,
-            method=method,
-            weights=weights,
-            feeds=kept_feeds,
-            threads=options.threads,
-            quiet=quiet,
-        )
-        notes = [f"{moved} readings of constant channels moved into biases"] if moved else []
-
-        def at(share: float) -> PruneResult:
-            keep = choose_units(
-                groups,
-                scores,
-                ratio=share,
-                scope=options.scope,
-                multiple=options.multiple,
-                min_channels=options.min_channels,
-                max_share=_MOST if method == "sensitivity" else None,
-                weights=weights,
-            )
-            return prune_channels(model, keep, groups=groups)
-
-        with stage("removing channels", quiet=quiet):
-            result, chosen = find_ratio(goal, at=at, dense=model)
-        if not result.mapping:
-            notes.append("no channel was removed: rounding to a multiple, or too small a ratio, left every layer whole")
+        result, chosen, notes = _remove(found, goal, method=method, options=options, samples=samples, quiet=quiet)
     pruned, fitted = result.model, 0
-    if result.mapping and kept_feeds and options.reconstruct:
-        pruned, fitted = _reconstruct(model, result, kept_feeds, options=options, quiet=quiet)
+    if result.mapping and samples and options.reconstruct:
+        pruned, fitted = _reconstruct(found.model, result, samples, options=options, quiet=quiet)
     pruned = _checked(pruned, dense, threads=options.threads)
-    report = _report(
+    report = make_report(
         place,
         (count_cost(dense), count_cost(pruned)),
-        groups=groups,
+        groups=found.groups,
         result=result,
         facts={"method": method, "scope": options.scope, "ratio": chosen, "notes": tuple(notes)},
         extra={
             "reconstructed": fitted,
-            "samples": len(kept_feeds),
+            "samples": len(samples),
             "predicted": goal.figures(dense, pruned),
             "seconds": round(time.perf_counter() - started, 2),
         },
     )
-    write_json(Path(report.mapping), _mapping_json(result))
+    write_json(Path(report.mapping), mapping_json(result))
     write_json(Path(report.report), to_json(report))
     save_model(pruned, place)  # last: where the model is, its files are
     return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Analysis:
+    """The model with sizes and constant channels folded, its groups, and how many readings became biases."""
+
+    model: ModelProto
+    groups: Groups
+    moved: int
+
+
+def _analyse(dense: ModelProto, options: PruneOptions, *, absorbing: bool) -> _Analysis:
+    view = GraphView(fold_shapes(dense))
+    groups = find_groups(view, protect=options.keep)
+    moved = absorb_constants(view, groups) if absorbing else 0
+    if not moved:
+        return _Analysis(model=view.model, groups=groups, moved=0)
+    model = view.finish()
+    groups = find_groups(GraphView(model, copy=False), protect=options.keep)
+    return _Analysis(model=model, groups=groups, moved=moved)
+
+
+def _samples(calibration: Any, options: PruneOptions) -> list[dict[str, Any]]:
+    if isinstance(options.samples, bool) or not isinstance(options.samples, int) or options.samples < 1:
+        raise SpecError(f"samples: expected a whole number from 1, got {options.samples!r}")
+    if calibration is None:
+        return []
+    samples = [dict(feed) for feed in islice(calibration, options.samples)]
+    if not samples:
+        raise CalibrationError("the calibration set holds no samples")
+    return samples
+
+
+def _untouched(source: Path, goal: Goal, groups: Groups) -> list[str]:
+    """Why the model is copied as it is. Raises when that is not what was asked for."""
+    if goal.ratio == 0:
+        return ["ratio 0: the model as it was"]
+    if not groups.protected:
+        raise ModelError(
+            f"{source}: nothing can be pruned: it has no layer with constant weights and more than one output channel"
+        )
+    first = groups.protected[0]
+    why = f"all {len(groups.protected)} layers have to stay, {first.node!r} because it {first.reason}"
+    if goal.ratio is None:
+        raise BudgetError(f"{source}: the goal cannot be reached, nothing can be pruned: {why}")
+    return [f"nothing can be pruned, so this is the model as it was: {why}"]
+
+
+def _remove(
+    found: _Analysis,
+    goal: Goal,
+    *,
+    method: str,
+    options: PruneOptions,
+    samples: Sequence[Feeds],
+    quiet: bool,
+) -> tuple[PruneResult, float, list[str]]:
+    """Rank, and remove what the goal asks for: the result, the ratio it took, and notes."""
+    model, groups = found.model, found.groups
+    by_loss = method == "sensitivity"
+    weights = unit_flops(groups, count_cost(model)) if by_loss and goal.ratio is None else None
+    scores = score_groups(
+        model, groups, method=method, weights=weights, feeds=samples, threads=options.threads, quiet=quiet
+    )
+
+    def at(share: float) -> PruneResult:
+        keep = choose_units(
+            groups,
+            scores,
+            ratio=share,
+            scope=options.scope,
+            multiple=options.multiple,
+            min_channels=options.min_channels,
+            max_share=_MOST if by_loss else None,
+            weights=weights,
+        )
+        return prune_channels(model, keep, groups=groups)
+
+    with stage("removing channels", quiet=quiet):
+        result, chosen = find_ratio(goal, at=at, dense=model)
+    notes = [f"{found.moved} readings of constant channels moved into biases"] if found.moved else []
+    if not result.mapping:
+        notes.append("no channel was removed: rounding to a multiple, or too small a ratio, left every layer whole")
+    return result, chosen, notes
 
 
 def _check_place(source: Path, place: Path) -> None:
@@ -198,14 +205,6 @@ def _check_place(source: Path, place: Path) -> None:
     refuse_special(place)
     if real_path(place) == real_path(source):
         raise SpecError(f"{place}: is the model itself; write to another file")
-
-
-_NOTHING = "nothing can be pruned: it has no layer with constant weights and more than one output channel"
-
-
-def _why(groups: Groups) -> str:
-    first = groups.protected[0]
-    return f"all {len(groups.protected)} layers have to stay, {first.node!r} because it {first.reason}"
 
 
 def _reconstruct(
@@ -243,56 +242,4 @@ def _checked(pruned: ModelProto, dense: ModelProto, *, threads: int | None) -> M
     return model
 
 
-def _widths(groups: Groups, result: PruneResult, names: Mapping[str, str]) -> tuple[LayerWidth, ...]:
-    found: dict[str, LayerWidth] = {}
-    for cut in groups.cuts:
-        output = names.get(cut.node, "")
-        if cut.role in ("producer", "pass") and output in groups.tracks and cut.node not in found:
-            before = groups.tracks[output].ids.size
-            after = len(result.mapping[output]) if output in result.mapping else before
-            found[cut.node] = LayerWidth(node=cut.node, before=before, after=after)
-    return tuple(found.values())
-
-
-def _report(
-    place: Path,
-    costs: tuple[ModelCost, ModelCost],
-    *,
-    groups: Groups,
-    result: PruneResult,
-    facts: dict[str, Any],
-    extra: dict[str, Any],
-) -> PruneReport:
-    names = {node.name: node.output[0] for node in result.model.graph.node}
-    layers = _widths(groups, result, names)
-    narrowed = [layer for layer in layers if layer.after < layer.before]
-    before, after = (sum(getattr(layer, which) for layer in layers) for which in ("before", "after"))
-    removable = sum(group.size * group.channels for group in groups.groups)
-    return PruneReport(
-        model=str(place),
-        mapping=str(place.with_suffix(".mapping.json")),
-        report=str(place.with_suffix(".report.json")),
-        removed_share=round((before - after) / removable, 4) if removable else 0.0,
-        params_before=costs[0].params,
-        params_after=costs[1].params,
-        flops_before=costs[0].flops,
-        flops_after=costs[1].flops,
-        channels_before=before,
-        channels_after=after,
-        aligned_share=sum(layer.after % 8 == 0 for layer in narrowed) / len(narrowed) if narrowed else 1.0,
-        layers=layers,
-        protected=groups.protected,
-        **facts,
-        **extra,
-    )
-
-
-def _mapping_json(result: PruneResult) -> dict[str, Any]:
-    tensors = {
-        name: {"axis": result.axes[name], "kept": [int(place) for place in kept]}
-        for name, kept in result.mapping.items()
-    }
-    return {"schema": 1, "tensors": tensors}
-
-
-__all__ = ["LayerWidth", "PruneOptions", "PruneReport", "check_ratio", "prune_model"]
+__all__ = ["LayerWidth", "PruneOptions", "PruneReport", "prune_model"]

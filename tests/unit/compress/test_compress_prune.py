@@ -227,6 +227,7 @@ def test_speedup_with_samples_takes_less_loss_per_flop(tmp_path):
         {"options": PruneOptions(method="activation")},
         {"options": PruneOptions(keep=("nothing",))},
         {"target": "no-such-board"},
+        {"options": PruneOptions(samples=0)},
     ],
 )
 def test_bad_options_leave_nothing(tmp_path, options):
@@ -242,12 +243,18 @@ def test_ratio_0_is_a_copy(tmp_path):
     assert [n.op_type for n in pruned.graph.node] == [n.op_type for n in model.graph.node]
 
 
-def test_nothing_prunable_is_named_or_refused(tmp_path):
+def _only_head():
     net, x = start(0)
-    report, _ = prune(tmp_path, finish(net, net.conv(x, 3, 8, act=None)))
+    return net, net.conv(x, 3, 8, act=None)
+
+
+def test_nothing_prunable_is_named_or_refused(tmp_path):
+    report, _ = prune(tmp_path, finish(*_only_head()))
     assert report.params_after == report.params_before
     assert "graph output" in report.protected[0].reason
     assert any("nothing can be pruned" in note for note in report.notes)
+    with pytest.raises(BudgetError, match="goal cannot be reached"):
+        prune(tmp_path, finish(*_only_head()), ratio=None, speedup=2)
     net, x = start(0)
     with pytest.raises(ModelError, match="nothing can be pruned"):
         prune(tmp_path, finish(net, net.op("Relu", x)))
@@ -299,6 +306,8 @@ def test_float16_stays_float16(tmp_path):
 def test_one_sample_is_too_few_to_reconstruct(tmp_path):
     with pytest.raises(CalibrationError, match="at least two"):
         prune(tmp_path, wide(), calibration=[feeds_of(wide())])
+    with pytest.raises(CalibrationError, match="no samples"):
+        prune(tmp_path, wide(), calibration=[])
     assert not (tmp_path / "out.onnx").exists()
 
 
