@@ -6,7 +6,12 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
+
+# On a machine with busy cores a test case of milliseconds takes half a second now and then.
+hypothesis.settings.register_profile("edgeds", deadline=None)
+hypothesis.settings.load_profile("edgeds")
 
 if TYPE_CHECKING:
     from simdevice.simcuda import SimCuda

@@ -169,11 +169,14 @@ def prefill_work(work: ModelWork, facts: DecoderFacts, *, tokens: int) -> ModelW
     keys_values = 2 * facts.kv_heads * facts.head_dim * tokens
     flops = 2 * queries * tokens  # two products of 2 x queries x tokens, halved by the causal mask
     layers = []
+    products = [index for index, layer in enumerate(work.layers) if layer.op in ("MatMul", "Gemm")]
+    last = products[-1] if products else -1
     for index, layer in enumerate(work.layers):
         if index in pairs:
             layers.append(_sized(layer, flops=flops, read=queries + keys_values, written=queries, batch=work.batch))
         elif index not in inside:
-            layers.append(layer if _is_vocabulary(layer) else scale_layer(layer, tokens))
+            once = index == last and _is_vocabulary(layer)
+            layers.append(layer if once else scale_layer(layer, tokens))
     bare = [replace(layer, reads=None) for layer in layers]  # indices would point at layers that are gone
     return replace(work, layers=tuple(bare), notes=(*work.notes, f"prefill of {tokens} tokens, attention fused"))
 

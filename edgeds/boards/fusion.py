@@ -28,7 +28,8 @@ VOCABULARY = 30_000
 class Kernel:
     """One launch: operations, weights and activation elements. ``precision`` is what the file says it computes in;
     ``is_smooth``: it also evaluates an exponential per output. ``sources``: the kernels whose outputs it reads; None
-    where the costs hold no edges."""
+    where the costs hold no edges. ``is_vocabulary``: it projects onto a vocabulary, which engines keep in FP16 when
+    weights are quantized."""
 
     node: str
     op: str
@@ -42,16 +43,12 @@ class Kernel:
     is_smooth: bool = False
     sparse_24: bool = False
     sources: tuple[int, ...] | None = None
+    is_vocabulary: bool = False
 
     @property
     def depth(self) -> float:
         """Multiply-adds per output element: input channels times the window of a convolution."""
         return self.flops / (2 * self.written) if self.is_matrix and self.written else 0.0
-
-    @property
-    def is_vocabulary(self) -> bool:
-        """Whether it projects onto a vocabulary; engines keep that in FP16 when weights are quantized."""
-        return self.op in ("MatMul", "Gemm") and self.params > 0 and self.params >= VOCABULARY * max(self.depth, 1)
 
 
 def fuse_layers(work: ModelWork, *, batch: int) -> tuple[Kernel, ...]:
@@ -81,7 +78,16 @@ def fuse_layers(work: ModelWork, *, batch: int) -> tuple[Kernel, ...]:
         elif layer.op in _SMOOTH:
             kernels[host] = replace(kernels[host], is_smooth=True)
         owners.append((len(kernels) - 1 if host is None else host,))
+    last = next((index for index in range(len(kernels) - 1, -1, -1) if kernels[index].is_matrix), None)
+    if last is not None and _projects(kernels[last]):
+        kernels[last] = replace(kernels[last], is_vocabulary=True)
     return tuple(kernels)
+
+
+def _projects(kernel: Kernel) -> bool:
+    """Whether the last product of a network has as many outputs as a vocabulary has words. Only the last one: the inner
+    layers of large decoders are as wide."""
+    return kernel.op in ("MatMul", "Gemm") and kernel.params > 0 and kernel.params >= VOCABULARY * max(kernel.depth, 1)
 
 
 def _sources(owners: list[tuple[int, ...]], reads: tuple[int, ...]) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ def store_plan(result: PlanResult, *, options: PlanOptions, sizes: Sequence[str]
         energy_mj=plan.energy_mj,
         memory_mib=plan.memory_mib,
         limited_by=plan.limited_by,
+        device=plan.device,
         planned_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgeds.boards.cost_file import ModelWork
+from edgeds.boards.footprint import MemoryParts
 from edgeds.specs import Budget, Resolution
 
 Objective = Literal["fps_per_watt", "fps", "latency", "energy", "accuracy"]
@@ -46,7 +47,11 @@ class BoardScale:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One form of the model: its costs, the precision it would run in, and its accuracy in points (None: unknown)."""
+    """One form of the model: its costs, the precision it would run in, and its accuracy in points (None: unknown).
+
+    ``device``: ``gpu`` or ``dla`` (one core, the rest on the GPU). ``context``: tokens in the cache of a language
+    model, whose costs are those of one decode step; its FPS are tokens per second.
+    """
 
     name: str
     precision: str
@@ -54,6 +59,8 @@ class Candidate:
     accuracy: float | None = None
     measured: tuple[Measured, ...] = ()
     scale: BoardScale | None = None
+    device: Literal["gpu", "dla"] = "gpu"
+    context: int | None = None
     note: str | None = None
 
 
@@ -116,6 +123,8 @@ class PlanChoice:
     misses: tuple[Miss, ...] = ()
     rate_fps: float | None = None
     mean_power_w: float | None = None
+    device: Literal["gpu", "dla"] = "gpu"
+    memory: MemoryParts | None = None
 
     @property
     def waiting_ms(self) -> float:
@@ -131,7 +140,8 @@ class PlanChoice:
     def __str__(self) -> str:
         size = f" {self.size}" if self.size else ""
         power = "power unknown" if self.power_w is None else f"{self.power_w:.3g} W"
-        what = f"{self.mode} {self.candidate} {self.precision}{size} batch {self.batch}"
+        place = " on DLA" if self.device == "dla" else ""
+        what = f"{self.mode} {self.candidate} {self.precision}{place}{size} batch {self.batch}"
         return f"{what}: {self.fps:.4g} FPS, {self.latency_ms:.3g} ms, {power} ({self.status})"
 
 

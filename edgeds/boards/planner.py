@@ -10,19 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgeds.boards.coefficients import Table, load_table
-from edgeds.boards.cost_file import ModelWork
 from edgeds.boards.pareto import pareto_front
-from edgeds.boards.plan_spec import (
-    BoardScale,
-    Candidate,
-    Measured,
-    Miss,
-    Objective,
-    PlanChoice,
-    PlanOptions,
-    PlanResult,
+from edgeds.boards.plan_choice import (
+    choice_at_rate,
+    measured_choice,
+    own_size,
+    predict_candidate,
+    predicted_choice,
+    resize_to,
+    scaled_choice,
 )
-from edgeds.boards.predictor import PRECISIONS, Prediction, idle_power, machine_of, predict, resize_work
+from edgeds.boards.plan_spec import Candidate, Miss, Objective, PlanChoice, PlanOptions, PlanResult
+from edgeds.boards.predictor import PRECISIONS, idle_power, machine_of
 from edgeds.boards.spec import BoardSpec, PowerMode, Target
 from edgeds.errors import SpecError
 from edgeds.specs import Budget, Resolution
@@ -45,6 +44,8 @@ def plan_model(
     _check(candidates, options)
     table = table or load_table()
     modes, reasons = usable_modes(target, options)
+    candidates, left_out = _placeable(candidates, board=target.board, modes=modes, table=table)
+    reasons += left_out
     choices = [
         choice
         for mode in modes
@@ -113,31 +114,26 @@ def each_choice(
     for size in options.sizes or (None,):
         work = candidate.work if size is None else resize_to(candidate.work, size)
         for batch in options.batches:
-            found = predict(work, board=board, mode=mode, precision=candidate.precision, batch=batch, table=table)
-            size_text = str(size) if size is not None else _own_size(candidate.work)
-            choice = _predicted(candidate, found, mode=mode, size=size_text, options=options)
+            found = predict_candidate(candidate, work, board=board, mode=mode, batch=batch, table=table)
+            size_text = str(size) if size is not None else own_size(candidate.work)
+            choice = predicted_choice(candidate, found, mode=mode, size=size_text, options=options)
             if candidate.scale is not None and candidate.scale.board == board.name:
-                choice = _scaled(choice, candidate.scale, options=options)
+                choice = scaled_choice(choice, candidate.scale, options=options)
             for row in candidate.measured:
-                if (row.board, row.mode, row.precision, row.batch) == (
-                    board.name,
-                    mode.label,
-                    candidate.precision,
-                    batch,
-                ) and row.size in (None, size_text):
-                    choice = _measured(choice, row, options=options)
-            choice = _at_rate(choice, idle_w=idle_power(machine_of(board, mode), table.power), options=options)
+                if (
+                    candidate.device == "gpu"
+                    and (row.board, row.mode, row.precision, row.batch)
+                    == (
+                        board.name,
+                        mode.label,
+                        candidate.precision,
+                        batch,
+                    )
+                    and row.size in (None, size_text)
+                ):
+                    choice = measured_choice(choice, row, options=options)
+            choice = choice_at_rate(choice, idle_w=idle_power(machine_of(board, mode), table.power), options=options)
             yield replace(choice, misses=tuple(find_misses(choice, board=board, options=options)))
-
-
-def resize_to(work: ModelWork, size: Resolution) -> ModelWork:
-    """Costs at another image size; every image input (rank 4) gets it. Raises SpecError without one."""
-    shapes = {
-        name: (*shape[:2], size.height_px, size.width_px) for name, shape in work.inputs.items() if len(shape) == 4
-    }
-    if not shapes:
-        raise SpecError(f"--size {size}: the model has no image input (inputs: {', '.join(work.inputs) or 'none'})")
-    return resize_work(work, shapes)
 
 
 def find_misses(choice: PlanChoice, *, board: BoardSpec, options: PlanOptions) -> Iterator[Miss]:
@@ -186,12 +182,6 @@ def rank(choice: PlanChoice, objective: Objective) -> tuple[float, float, float,
     return value, choice.power_w if choice.power_w is not None else worst, choice.response_ms, choice.batch
 
 
-def waiting_ms(batch: int, *, rate_fps: float | None, latency_ms: float) -> float:
-    """How long the first item of a batch waits for the last one: at the rate asked for, else at the device's own."""
-    rate = rate_fps if rate_fps else batch / latency_ms * 1e3
-    return (batch - 1) / rate * 1e3
-
-
 def _check(candidates: Sequence[Candidate], options: PlanOptions) -> None:
     if not candidates:
         raise SpecError("nothing to plan: no candidate was given")
@@ -202,82 +192,27 @@ def _check(candidates: Sequence[Candidate], options: PlanOptions) -> None:
         raise SpecError(f"batches {options.batches}: give numbers of at least 1")
 
 
-def _own_size(work: ModelWork) -> str | None:
-    images = [shape for shape in work.inputs.values() if len(shape) == 4]
-    return str(Resolution(images[0][2], images[0][3])) if len(images) == 1 else None
+def _placeable(
+    candidates: Sequence[Candidate], *, board: BoardSpec, modes: Sequence[PowerMode], table: Table
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates that can run in some mode, and why others cannot: no DLA, none of its precisions, unknown facts.
 
-
-def _predicted(
-    candidate: Candidate, found: Prediction, *, mode: PowerMode, size: str | None, options: PlanOptions
-) -> PlanChoice:
-    wait = waiting_ms(found.batch, rate_fps=options.budget.total_fps, latency_ms=found.latency_ms)
-    return PlanChoice(
-        candidate=candidate.name,
-        mode=mode.label,
-        precision=candidate.precision,
-        batch=found.batch,
-        size=size,
-        latency_ms=found.latency_ms,
-        latency_low_ms=found.latency_low_ms,
-        latency_high_ms=found.latency_high_ms,
-        response_ms=found.latency_ms + wait,
-        fps=found.fps,
-        power_w=found.power_w,
-        energy_mj=found.energy_mj / found.batch,
-        memory_mib=found.memory_mib,
-        accuracy=candidate.accuracy,
-        limited_by=found.limited_by,
-        status="predicted",
-        notes=(*found.notes, *([candidate.note] if candidate.note else [])),
-    )
-
-
-def _scaled(choice: PlanChoice, scale: BoardScale, *, options: PlanOptions) -> PlanChoice:
-    """A prediction corrected by what other ways to run this model showed on this board. It stays a prediction."""
-    latency = choice.latency_ms * scale.latency
-    power = choice.power_w * (scale.power or 1.0) if choice.power_w is not None else None
-    return replace(
-        choice,
-        latency_ms=latency,
-        latency_low_ms=latency / scale.spread,
-        latency_high_ms=latency * scale.spread,
-        response_ms=latency + waiting_ms(choice.batch, rate_fps=options.budget.total_fps, latency_ms=latency),
-        fps=choice.batch / latency * 1e3,
-        power_w=power,
-        energy_mj=None if power is None else power * latency / choice.batch,
-        notes=(*choice.notes, f"scaled by {scale.rows} measurements on this board"),
-    )
-
-
-def _measured(choice: PlanChoice, row: Measured, *, options: PlanOptions) -> PlanChoice:
-    """The choice with what a device showed. Power that was not measured is unknown: never a prediction among them."""
-    wait = waiting_ms(row.batch, rate_fps=options.budget.total_fps, latency_ms=row.latency_ms)
-    note = f"measured on {row.device or row.board}" + (f", {row.date}" if row.date else "")
-    return replace(
-        choice,
-        latency_ms=row.latency_ms,
-        latency_low_ms=row.latency_ms,
-        latency_high_ms=row.latency_ms,
-        response_ms=row.latency_ms + wait,
-        fps=row.batch / row.latency_ms * 1e3,
-        power_w=row.power_w,
-        energy_mj=None if row.power_w is None else row.power_w * row.latency_ms / row.batch,
-        memory_mib=choice.memory_mib if row.memory_mib is None else row.memory_mib,
-        status="measured",
-        notes=(note,),
-    )
-
-
-def _at_rate(choice: PlanChoice, *, idle_w: float, options: PlanOptions) -> PlanChoice:
-    """Add mean power at the rate asked for: idle power, and the rest for the share of time that the device works."""
-    rate = options.budget.total_fps
-    if rate is None:
-        return choice
-    if choice.power_w is None:
-        return replace(choice, rate_fps=rate)
-    busy = min(1.0, rate / choice.fps)
-    idle = min(idle_w, choice.power_w)
-    return replace(choice, rate_fps=rate, mean_power_w=idle + busy * (choice.power_w - idle))
+    Raises SpecError when none is left.
+    """
+    kept, reasons = [], []
+    for candidate in candidates:
+        try:
+            for mode in modes:
+                predict_candidate(candidate, candidate.work, board=board, mode=mode, batch=1, table=table)
+        except SpecError as error:
+            if candidate.device == "gpu":
+                raise
+            reasons.append(f"{candidate.name} {candidate.precision} on DLA left out: {error}")
+        else:
+            kept.append(candidate)
+    if not kept:
+        raise SpecError(f"nothing can be planned: {'; '.join(reasons)}")
+    return kept, reasons
 
 
 def _pareto_key(choice: PlanChoice) -> tuple[float, ...]:
@@ -324,7 +259,7 @@ def _smaller_size(candidates: Sequence[Candidate], *, target: Target, options: P
     """Whether a smaller image would do; what accuracy it costs has to be measured."""
     if options.sizes or options.budget.min_accuracy is not None:
         return None
-    own = _own_size(candidates[0].work)
+    own = own_size(candidates[0].work)
     if own is None:
         return None
     now = Resolution.parse(own)

@@ -34,6 +34,7 @@ class StoredPlan:
     memory_mib: float | None
     limited_by: str | None
     planned_utc: str
+    device: str = "gpu"
 
     @property
     def build_precision(self) -> str:

@@ -26,6 +26,8 @@ examples:
   edgeds plan yolo.bundle --target agx-orin-64gb@30W --fps 30 --streams 4 --latency-ms 60 --json
   edgeds plan yolo.bundle --target jetson --watts 15 --write            on the board: measured where it was measured
   edgeds plan cost.json --target orin-nano-8gb --size 640 --size 480 --objective latency
+  edgeds plan yolo11n.onnx --target orin-nx-16gb --device gpu --device dla --fps 30
+  edgeds plan qwen2.5-7b.json --target orin-nano-8gb --precision int4 --context 4096 --fps 10     tokens per second
   edgeds plan yolo11n.onnx --variant pruned.onnx=40.1 --min-accuracy 39.5 --target orin-nx-16gb --fps 60
   edgeds plan --model yolo=yolo.json:30fps --model bert=bert.json:20fps,100ms --target agx-orin-64gb --watts 30
 """
@@ -47,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--min-accuracy", type=float, metavar="A", help="in points, at least; unknown does not pass")
     choice = parser.add_argument_group("what to choose from")
     choice.add_argument("--precision", action="append", choices=("fp32", "fp16", "int8", "int4"), help="repeatable")
+    choice.add_argument("--device", action="append", choices=("gpu", "dla"), help="repeatable (default gpu)")
+    choice.add_argument("--context", type=int, metavar="N", help="language models: tokens in the cache")
     choice.add_argument("--batch", action="append", type=int, metavar="N", help="repeatable (default 1 2 4 8 16)")
     choice.add_argument("--size", action="append", default=[], metavar="HxW", help="repeatable (default: the model's)")
     choice.add_argument("--mode", action="append", metavar="MODE", help="power modes to try, repeatable (default: all)")
@@ -86,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     for text in args.variant:
         path, accuracy = parse_variant(text)
         candidates += read_candidates(path, precisions=args.precision, accuracy=accuracy)
+    devices = list(dict.fromkeys(args.device or ["gpu"]))
+    candidates = [replace(one, device=device, context=args.context) for one in candidates for device in devices]
     result = plan_model(candidates, target=target, options=options)
     if args.write and result.feasible:
         _write(args.model, result, options)
@@ -135,7 +141,7 @@ def describe(result: PlanResult, options: PlanOptions) -> list[str]:
             f" ({plan.latency_low_ms:.3g} to {plan.latency_high_ms:.3g}), response {plan.response_ms:.3g} ms",
         ]
         if plan.memory_mib is not None:
-            lines.append(f"  memory {plan.memory_mib:.0f} MiB, limited by {plan.limited_by or 'unknown'}")
+            lines.append(f"  memory {_memory(plan)}, limited by {plan.limited_by or 'unknown'}")
     else:
         lines.append(f"{result.target}: no way meets all limits; the nearest:")
         for one in result.nearest:
@@ -147,6 +153,18 @@ def describe(result: PlanResult, options: PlanOptions) -> list[str]:
     lines += [f"- {reason}" for reason in result.reasons]
     notes = dict.fromkeys(note for one in (result.plan, *result.nearest[:1]) if one for note in one.notes)
     return [*lines, *(f"note: {note}" for note in notes)]
+
+
+def _memory(plan: PlanChoice) -> str:
+    """The total, and where there is a prediction its parts."""
+    total, parts = f"{plan.memory_mib:.0f} MiB", plan.memory
+    if parts is None:
+        return total
+    kv = f", KV cache {parts.kv_cache_mib:.0f}" if parts.kv_cache_mib else ""
+    return (
+        f"{total} (weights {parts.weights_mib:.0f}, activations {parts.activations_mib:.0f}, workspace "
+        f"{parts.workspace_mib:.0f}{kv})"
+    )
 
 
 def _power(plan: PlanChoice) -> str:

@@ -159,6 +159,8 @@ def _plan_job(
     plan = read_stored_plan(manifest.plan, where=f"{bundle.source}: plan")
     if plan is not None and precision == "auto" and plan.build_precision in manifest.models:
         precision = plan.build_precision
+    if plan is not None and plan.device == "dla":
+        options.setdefault("dla_core", 0)
     variant, label, note = choose_variant(manifest, precision=precision, typing=host.typing)
     if profiles is None:
         from edgeds.engines.profiles import plan_profiles

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from edgeds.boards.catalogue import load_catalogue
 from edgeds.boards.cost_file import ModelWork
+from edgeds.boards.plan_choice import resize_to
 from edgeds.boards.plan_file import MEASURED_NAME
 from edgeds.boards.plan_spec import BoardScale, Measured
-from edgeds.boards.planner import resize_to
 from edgeds.boards.predictor import predict
 from edgeds.boards.refit import SCALE_NAME, fit_scale
 from edgeds.boards.spec import BoardSpec, PowerMode

@@ -13,9 +13,10 @@ from edgeds.boards.board_plan import Load, plan_board
 from edgeds.boards.catalogue import load_catalogue
 from edgeds.boards.cost_file import LayerWork, ModelWork, read_cost
 from edgeds.boards.pareto import pareto_front
+from edgeds.boards.plan_choice import waiting_ms
 from edgeds.boards.plan_file import max_delay_ms, plan_document, read_measured, store_plan
 from edgeds.boards.plan_spec import OBJECTIVES, Candidate, Measured, PlanOptions
-from edgeds.boards.planner import plan_model, rank, waiting_ms
+from edgeds.boards.planner import plan_model, rank
 from edgeds.boards.stored_plan import read_stored_plan
 from edgeds.boards.targets import resolve_target
 from edgeds.cli.main import main
@@ -194,6 +195,35 @@ def test_memory_of_the_board_is_a_limit_without_asking():
     result = plan(candidates=forms(layers=1, params=4_000_000_000), target=nano)
     assert not result.feasible
     assert "memory_mib" in {miss.limit for miss in result.nearest[0].misses}
+
+
+def test_dla_is_planned_where_there_is_one_and_left_out_by_name_elsewhere():
+    both = [replace(one, device=device) for one in forms() for device in ("gpu", "dla")]
+    result = plan(candidates=both)
+    assert {"gpu", "dla"} == {one.device for one in (result.plan, *result.alternatives)} | {"dla"}
+    alone = plan(candidates=[one for one in both if one.device == "dla"])
+    assert alone.plan.device == "dla"
+    assert "on DLA" in str(alone.plan)
+    nano = resolve_target("orin-nano-8gb", catalogue=CATALOGUE)
+    assert any("DLA left out" in reason for reason in plan(candidates=both, target=nano).reasons)
+    with pytest.raises(SpecError, match="DLA"):
+        plan(candidates=[one for one in both if one.device == "dla"], target=nano)
+    stored = store_plan(alone, options=PlanOptions())
+    assert stored.device == "dla"
+
+
+def test_b107_a_7b_model_with_its_cache_on_8_gb_is_judged_beforehand():
+    """Weights, KV cache and workspace are told apart; what does not fit says by how much."""
+    costs = read_cost(COSTS / "qwen2.5-7b.json")
+    nano = resolve_target("orin-nano-8gb", catalogue=CATALOGUE)
+    llm = [Candidate(name="7b", precision="int4", work=costs, context=4096)]
+    result = plan(Budget(memory_mib=8000), candidates=llm, target=nano, batches=(1,))
+    parts = result.plan.memory
+    assert parts.weights_mib > 3000
+    assert parts.kv_cache_mib == pytest.approx(28 * 2 * 4 * 128 * 2 * 4096 / 2**20, rel=0.01)
+    wide = plan(Budget(memory_mib=8000), candidates=llm, target=nano, batches=(32,))
+    assert not wide.feasible
+    assert "memory_mib" in {miss.limit for miss in wide.nearest[0].misses}
 
 
 def test_margins_order_what_passes():
