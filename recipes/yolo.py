@@ -1,9 +1,8 @@
-"""A YOLO detector for the edge: calibrate to INT8, check the accuracy, pack a bundle, run it, measure it.
+"""A YOLO detector for the edge: prune if asked, calibrate to INT8, check the accuracy, pack, run and measure it.
 
-    python -m recipes.yolo --out runs/yolo [--data DIR] [--model yolo.onnx] [--max-drop 0.5] [--stop-after STAGE]
+    python -m recipes.yolo --out runs/yolo [--data DIR] [--model yolo.onnx] [--prune 0.1] [--max-drop 0.5]
 
-``--data`` is a labelled YOLO or COCO folder: calibrated on its train half, measured on its val half. Without it the
-zoo's sample photographs are used and no accuracy is measured. Stages: fetch, bundle, pictures, bench. docs/recipes.md
+``--data``: a labelled YOLO or COCO folder, calibrated on its train half, measured on its val half. docs/recipes.md
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from edgeds import Resolution, cover_resolutions, create_bundle, fetch_model, fe
 from edgeds import open_detection_dataset as open_dataset
 from edgeds.errors import EdgedsError, SpecError
 from edgeds.imagefile import read_image
+from edgeds.workshop.pruning import prune_detector
 from edgeds.workshop.samples import PhotoCrops
 from edgeds.workshop.show import annotate_photos, measure_speed, write_run_report
 
@@ -26,7 +26,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for bundle/, pictures/ and report.html")
     parser.add_argument("--data", type=Path, help="labelled folder with images/ and labels/, train and val halves")
     parser.add_argument("--model", type=Path, help="ONNX of a YOLO detector (default: yolo11n from the zoo)")
-    parser.add_argument("--target", metavar="NAME@MODE", help="board the bundle is meant for, recorded in it")
+    parser.add_argument("--target", metavar="NAME@MODE", help="board the bundle is meant for: its plan is stored")
+    parser.add_argument("--prune", type=float, metavar="R", help="share of the removable channels to remove")
     parser.add_argument("--size", default="640", metavar="HxW", help="input resolution (default 640)")
     parser.add_argument("--max-drop", type=float, help="largest loss of mAP50-95 allowed, in points")
     parser.add_argument("--seconds", type=float, default=6.0, help="measuring time per precision")
@@ -50,6 +51,11 @@ def fetch(args: argparse.Namespace) -> dict:
     return {"model": str(model)}
 
 
+def prune(args: argparse.Namespace, done: dict) -> dict:
+    how = {"out": args.out / "pruned.onnx", "ratio": args.prune, "calib": args.calib, "size": args.sizes[0]}
+    return {} if args.prune is None else {"model": prune_detector(done["model"], **how).model}
+
+
 def bundle(args: argparse.Namespace, done: dict) -> dict:
     plan = {"calib": args.calib, "sizes": args.sizes, "target": args.target}
     limits = {"evaluate": args.data, "split": "val" if args.data else None, "max_drop": args.max_drop}
@@ -70,7 +76,7 @@ def bench(args: argparse.Namespace, done: dict) -> dict:
     return {"report": str(page), **{f"fps_{name}": report.fps for name, report in speed.items()}}
 
 
-STAGES = {"fetch": lambda args, _: fetch(args), "bundle": bundle, "pictures": pictures, "bench": bench}
+STAGES = {"fetch": lambda args, _: fetch(args), "prune": prune, "bundle": bundle, "pictures": pictures, "bench": bench}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -80,6 +80,16 @@ def test_an_unknown_target_is_refused_before_the_work(recipe: ModuleType, argume
     assert "nearest" in capsys.readouterr().err
 
 
+def test_channels_are_removed_first_when_asked(
+    recipe: ModuleType, arguments: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    assert recipe.main([*arguments, "--prune", "0.3", "--stop-after", "bundle"]) == 0
+    found = last_line(capsys)
+    assert found["model"] == str(tmp_path / "out" / "pruned.onnx")
+    assert (tmp_path / "out" / "pruned.mapping.json").is_file()
+    assert recipe.main([*arguments, "--prune", "1.5", "--stop-after", "bundle"]) == 2
+
+
 @pytest.mark.parametrize("stage", ["fetch", "bundle", "pictures"])
 def test_stops_after_each_stage(
     recipe: ModuleType, arguments: list[str], tmp_path: Path, stage: str, capsys: Any
