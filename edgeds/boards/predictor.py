@@ -99,21 +99,20 @@ def predict(
     kind = kind or workload_kind(kernels)
     coefficients = table.llm if kind == "llm" else table.time
     times = time_layers(work, kernels, machine=machine, precision=precision, table=table, kind=kind)
-    split, band, dla_tops = None, table.intervals[kind], 0.0
-    if device == "dla":
-        core = dla_core(board, mode, precision=precision, batch=batch)
-        times, split = mix_devices(kernels, times, core=core, machine=machine)
-        band = Interval(low=assumed("dla_band_low"), high=assumed("dla_band_high"))
-        dla_tops = core.peak_flops / 1e12
-    else:
+    core = dla_core(board, mode, precision=precision, batch=batch) if device == "dla" else None
+    if core is None:
         times = _add_reformats(kernels, times, machine=machine, coefficients=coefficients)
+        split, band, dla_tops = None, table.intervals[kind], 0.0
+    else:
+        times, split = mix_devices(kernels, times, core=core, machine=machine)
+        band, dla_tops = dla_band(), core.peak_flops / 1e12
     state = find_clock(
         times, machine=machine, coefficients=table.power, launch_us=coefficients.launch_us, watts=mode.watts,
         dla_tops=dla_tops,
     )  # fmt: skip
     times = tuple(slow_kernel(time, share=state.share, launch_us=coefficients.launch_us) for time in times)
-    latency_us = sum(time.latency_us for time in times)
     power_w = state.power_w if state.fits or mode.watts is None else mode.watts
+    latency_ms = sum(time.latency_us for time in times) / 1e3
     memory = memory_parts(kernels, work=work, precision=precision, kv_cache_mib=kv_cache_mib)
     gpu_mhz = machine.gpu_mhz * state.share
     choices = _choice_notes(kernels, precision=precision, device=device)
@@ -123,13 +122,13 @@ def predict(
         device=device,
         precision=precision,
         batch=batch,
-        latency_ms=latency_us / 1e3,
-        latency_low_ms=latency_us * band.low / 1e3,
-        latency_high_ms=latency_us * band.high / 1e3,
-        fps=batch / latency_us * 1e6,
+        latency_ms=latency_ms,
+        latency_low_ms=latency_ms * band.low,
+        latency_high_ms=latency_ms * band.high,
+        fps=batch / latency_ms * 1e3,
         power_w=power_w,
-        energy_mj=power_w * latency_us / 1e3,
-        energy_per_item_mj=power_w * latency_us / 1e3 / batch,
+        energy_mj=power_w * latency_ms,
+        energy_per_item_mj=power_w * latency_ms / batch,
         memory_mib=memory.total_mib,
         memory=memory,
         limited_by=_limit(times),
@@ -141,6 +140,11 @@ def predict(
         table_version=table.version,
         layers=times,
     )
+
+
+def dla_band() -> Interval:
+    """The band of predictions on a DLA: assumed, not an interval of so many cases."""
+    return Interval(low=assumed("dla_band_low"), high=assumed("dla_band_high"))
 
 
 def _check(*, precision: str, batch: int, device: str, sparsity: str | None) -> None:

@@ -22,7 +22,7 @@ EXAMPLES = """\
 examples:
   edgeds prune yolo11n.onnx --ratio 0.2 --out small.onnx                              a fifth of the channels
   edgeds prune yolo11n.onnx --ratio 0.2 --calib images/ --size 320 --out small.onnx   what is left makes up for it
-  edgeds prune yolo11n.onnx --speedup 1.3 --target orin-nx-16gb@25W --out small.onnx  until predicted 1.3 times as fast
+  edgeds prune yolo11n.onnx --speedup 1.3 --target orin-nx-16gb@25W --out small.onnx   until predicted 1.3 x as fast
   edgeds prune yolo11n.onnx --ratio 0.3 --keep '/model.0/*' --out small.onnx          some layers stay
 """
 _SHOWN = 12
