@@ -21,6 +21,8 @@ from edgeds.specs import Budget
 MAX_SHARE = 0.9
 """Of the GPU's time: beyond that, small delays pile up."""
 _KEPT = 6
+_OWN_LIMITS = ("waiting_ms", "latency_p99_ms", "energy_mj")
+"""Limits of one model that sharing the board does not change; the others are judged for the board."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,8 @@ def _join(
         shares.append(ModelShare(model=name, choice=choice, share=share, response_ms=response))
         if budget.latency_ms is not None and response > budget.latency_ms:
             misses.append(Miss(limit=f"{name}: latency_ms", wanted=budget.latency_ms, got=response))
+        own = [miss for miss in choice.misses if miss.limit in _OWN_LIMITS]
+        misses += [Miss(limit=f"{name}: {miss.limit}", wanted=miss.wanted, got=miss.got) for miss in own]
         if budget.min_accuracy is not None and (choice.accuracy is None or choice.accuracy < budget.min_accuracy):
             misses.append(Miss(limit=f"{name}: accuracy", wanted=budget.min_accuracy, got=choice.accuracy))
     total = sum(share.share for share in shares)

@@ -56,7 +56,7 @@ def plan_model(
     if fit:
         front = pareto_front(fit, key=_pareto_key)
         plan, rest = fit[0], tuple(one for one in front if one is not fit[0])
-        reasons += _why(plan, fit, choices, options)
+        reasons += _why(plan, fit, choices, modes=modes, options=options)
         nearest: tuple[PlanChoice, ...] = ()
     else:
         plan, rest = None, ()
@@ -224,10 +224,23 @@ def _pareto_key(choice: PlanChoice) -> tuple[float, ...]:
     return -choice.fps, choice.response_ms, power, accuracy
 
 
-def _why(plan: PlanChoice, fit: Sequence[PlanChoice], choices: Sequence[PlanChoice], options: PlanOptions) -> list[str]:
+def _why(
+    plan: PlanChoice,
+    fit: Sequence[PlanChoice],
+    choices: Sequence[PlanChoice],
+    *,
+    modes: Sequence[PowerMode],
+    options: PlanOptions,
+) -> list[str]:
     what = {"fps_per_watt": "most frames per joule", "fps": "most frames per second", "latency": "fastest response"}
     best = {**what, "energy": "least energy per frame", "accuracy": "highest accuracy"}[options.objective]
     reasons = [f"{len(fit)} of {len(choices)} ways meet all limits; chosen for {best}: {plan}"]
+    cap, watts = next((mode.watts for mode in modes if mode.label == plan.mode), None), options.budget.watts
+    if watts is not None and (cap is None or cap > watts):
+        named = f"{cap:g} W" if cap is not None else "no limit"
+        reasons.append(
+            f"mode {plan.mode} allows {named}: this model stays below {watts:g} W by prediction, other work may not"
+        )
     if plan.mean_power_w is not None and plan.rate_fps is not None:
         reasons.append(f"about {plan.mean_power_w:.3g} W on average at {plan.rate_fps:g} FPS (estimated)")
     refused: dict[str, int] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeds.cli.output import emit_json, emit_text
-from edgeds.cli.planinput import parse_variant, read_candidates
+from edgeds.cli.planinput import parse_variant, read_candidates, usual_batches
 from edgeds.errors import SpecError
 from edgeds.specs import Budget, Resolution
 
@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if (args.model is None) == (not args.models):
         raise SpecError("give one MODEL, or several as --model NAME=FILE:30fps")
     options = plan_options(args)
+    if args.model is not None and not args.batch:
+        options = replace(options, batches=usual_batches(args.model, options.batches))
     target = resolve_target(args.target, catalogue=load_catalogue(args.boards))
     if args.models:
         return _run_board(args, target, options)

@@ -37,6 +37,17 @@ def read_candidates(
     return work_candidates(load_work(path, {}), name=path.stem, precisions=precisions, accuracy=accuracy)
 
 
+def usual_batches(path: Path, batches: tuple[int, ...]) -> tuple[int, ...]:
+    """The batches to try where none were named: of a bundle up to its largest, since it serves no larger ones."""
+    if not (path.is_dir() or path.suffix.lower() == ".zip"):
+        return batches
+    from edgeds.bundle import open_bundle
+
+    with open_bundle(path) as bundle:
+        most = bundle.manifest.max_batch
+    return (*(batch for batch in batches if batch < most), most)
+
+
 def work_candidates(
     work: ModelWork, *, name: str, precisions: list[str] | None = None, accuracy: float | None = None
 ) -> list[Candidate]:

@@ -12,7 +12,7 @@ from edgeds.errors import DeviceError, SpecError
 from edgeds.progress import stage
 from edgeds.report.stats import utc_now
 from edgeds.report.tune_device import TuneDevice, TuneStep, Window
-from edgeds.report.tune_state import TuneRow, TuneState, open_state, save_state
+from edgeds.report.tune_state import TuneRow, TuneState, hold_tuning, open_state, save_state
 
 LOGGER = logging.getLogger("edgeds.report")
 AGREEING = 3
@@ -63,8 +63,15 @@ def tune(
 
     State is kept under ``root`` (a bundle folder) after every step. The power mode that the device was in is set again
     at the end, also after Ctrl-C and errors, and by the next run after a kill. Raises SpecError for a state of another
-    bundle or device, DeviceError when a mode cannot be set.
+    bundle or device and while another run tunes the bundle, DeviceError when a mode cannot be set.
     """
+    with hold_tuning(root):
+        return _walk(steps, device=device, root=root, options=options, restart=restart, quiet=quiet)
+
+
+def _walk(
+    steps: Sequence[TuneStep], *, device: TuneDevice, root: Path, options: TuneOptions, restart: bool, quiet: bool
+) -> TuneOutcome:
     state = open_state(root, board=device.board, device=device.name, mode=device.mode(), restart=restart)
     save_state(root, state)
     started, notes = device.clock(), list[str]()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,6 +76,29 @@ class TuneState:
 def state_path(root: Path) -> Path:
     """Where the state of the bundle folder ``root`` lies: beside the engines, which also belong to one device."""
     return root / ENGINES_FOLDER / STATE_NAME
+
+
+@contextlib.contextmanager
+def hold_tuning(root: Path) -> Iterator[None]:
+    """Be the only run that tunes this bundle: two would disturb each other's figures and overwrite each other's state.
+
+    A kernel lock, which a killed process loses by itself. Raises SpecError when another process has it, or when the
+    bundle cannot be written.
+    """
+    path = state_path(root).with_name(".tune.lock")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise SpecError(f"{path.parent}: cannot be written to: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SpecError(f"{root}: another process is tuning this bundle; wait for it, or end it") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def open_state(root: Path, *, board: str | None, device: str, mode: str | None, restart: bool) -> TuneState:

@@ -303,6 +303,23 @@ def test_several_models_share_a_board():
     assert bert.response_ms <= 100
 
 
+def test_models_that_share_a_board_do_not_wait_half_a_second_unasked_either():
+    loads = {name: Load(candidates=tuple(forms()), budget=Budget(fps=20)) for name in "ab"}
+    found, _ = plan_board(loads, target=NX, options=PlanOptions())
+    assert found.feasible
+    assert all(one.choice.waiting_ms <= 100 for one in found.models)
+    forced, _ = plan_board(loads, target=NX, options=PlanOptions(batches=(16,)))
+    assert {"a: waiting_ms", "b: waiting_ms"} <= {miss.limit for miss in forced.misses}
+
+
+def test_a_mode_that_allows_more_than_the_budget_is_said():
+    target = resolve_target("orin-nx-16gb@25W", catalogue=CATALOGUE)
+    above = plan(Budget(watts=15), target=target)
+    assert any("mode 25W allows 25 W" in reason for reason in above.reasons)
+    below = plan(Budget(watts=15), target=resolve_target("orin-nx-16gb@15W", catalogue=CATALOGUE))
+    assert not any("allows" in reason for reason in below.reasons)
+
+
 def test_too_many_models_for_a_board_say_so():
     loads = {name: Load(candidates=tuple(forms()), budget=Budget(fps=900)) for name in "abcd"}
     found, _ = plan_board(loads, target=NX, options=PlanOptions())

@@ -29,7 +29,7 @@ from edgeds.errors import SpecError
 from edgeds.report.tune import TuneOptions, tune
 from edgeds.report.tune_device import TuneStep, make_feeds
 from edgeds.report.tune_result import best_rows, order_steps, store_measured, store_scale
-from edgeds.report.tune_state import open_state, state_path
+from edgeds.report.tune_state import hold_tuning, open_state, state_path
 from edgeds.specs import TensorSpec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -174,6 +174,12 @@ def test_a_killed_run_goes_on_and_the_mode_of_before_is_set(bundle, tmp_path):
     assert len(outcome.state.rows) == 3
     assert board.mode() == "15W"
     assert open_bundle(bundle).manifest.task == "other"
+
+
+def test_two_runs_of_one_bundle_do_not_disturb_each_other(bundle):
+    with hold_tuning(bundle), pytest.raises(SpecError, match="another process is tuning"):
+        run(SimBoard(), bundle)
+    assert run(SimBoard(), bundle, steps(batches=(1,))).complete
 
 
 def test_a_mode_that_cannot_be_set_back_is_said(bundle):

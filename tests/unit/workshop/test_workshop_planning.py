@@ -95,6 +95,15 @@ def test_the_command_writes_the_plan_into_the_bundle(bundle, capsys):
     assert "plan        orin-nx-16gb@15W, int8" in capsys.readouterr().out
 
 
+def test_no_batch_is_planned_that_the_bundle_does_not_serve(bundle, capsys):
+    with open_bundle(bundle) as opened:
+        most = opened.manifest.max_batch
+    _, found = plan_bundle(bundle, capsys, "--objective", "fps")
+    assert max(one["batch"] for one in (found["plan"], *found["alternatives"])) == most
+    _, asked = plan_bundle(bundle, capsys, "--batch", "64")
+    assert asked["plan"]["batch"] == 64
+
+
 def test_an_infeasible_plan_and_a_signed_bundle_stay_untouched(bundle, capsys, tmp_path):
     before = (bundle / "bundle.json").read_bytes()
     code, _ = plan_bundle(bundle, capsys, "--fps", "1000000", "--write")
