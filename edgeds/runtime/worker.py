@@ -85,7 +85,6 @@ class Worker:
         self._memory_low = False
         self._unproven = axis.unproven
         self._whole = axis.whole
-        self._infer_cut = getattr(engine, "infer_borrowed", engine.infer)
         self._joiner = RowJoiner(fixed=axis.fixed)
         # A daemon thread, so that a forgotten session cannot keep the interpreter from leaving; Session's finalizer
         # stops it in order before the interpreter is torn down.
@@ -332,7 +331,9 @@ class Worker:
         total = self.axis.fixed or rows
         # Rows that will be cut apart are copied then; a lone request gets the engine's arrays as they are.
         lone = len(entries) == 1 and rows == total
-        outputs = (self.engine.infer if lone else self._infer_cut)(feeds)
+        # Looked up for each run: a monitor may time the engine's calls for a while.
+        engine = self.engine
+        outputs = (engine.infer if lone else getattr(engine, "infer_borrowed", engine.infer))(feeds)
         done = self.clock()
         self.latency.update(entries[0].key, rows=rows, latency_ms=max(0.0, (done - joined) * 1000))
         split = any(entry.payload.job.pieces > 1 for entry in entries)

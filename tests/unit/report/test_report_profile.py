@@ -20,7 +20,7 @@ from edgeds.errors import ModelError, SpecError
 from edgeds.power import PowerSample
 from edgeds.report.profile import Peak, match_costs, measured_profile, parallel_efficiency, predict_profile
 from edgeds.report.profile_run import cpu_peaks, profile_here
-from edgeds.runtime import Session
+from edgeds.runtime import BatchPolicy, Session
 from edgeds.runtime.livestats import publish_stats, read_stats
 
 COSTS = Path(__file__).resolve().parents[3] / "benchmarks" / "predictor" / "costs"
@@ -247,6 +247,18 @@ def test_an_engine_that_others_use_is_watched(model):
         assert not {"infer", "infer_borrowed"} & set(vars(engine))  # nothing is left on the engine
         np.testing.assert_array_equal(engine.infer(feeds)["y"], before)
     assert not [one for one in threading.enumerate() if one.name == "edgeds-power"]
+
+
+def test_batches_of_a_session_that_was_open_before_are_counted(model):
+    policy = BatchPolicy(max_batch=4, max_delay_ms=20)
+    with open_engine(model, threads=1) as engine, Session(engine, policy=policy) as session:
+        with EngineMonitor(engine, metrics=["throughput"]) as monitor:
+            waiting = [session.submit({"x": np.full((1, 3, 8, 8), i, np.float32)}) for i in range(8)]
+            for one in waiting:
+                one.result(timeout=30)
+        found = monitor.result()
+    assert found["items"] == 8
+    assert found["calls"] < 8  # they ran in batches
 
 
 def test_only_what_was_asked_for_and_unknown_stays_unknown(model):
