@@ -17,7 +17,7 @@ from edgeds.engines.ort_profile import profile_onnx
 from edgeds.errors import SpecError
 from edgeds.progress import stage
 from edgeds.report.profile import Peak, Profile, measured_profile
-from edgeds.report.tune_device import make_feeds
+from edgeds.report.tune_device import make_feeds, open_precision
 
 STREAMS = (1, 2)
 
@@ -41,10 +41,14 @@ def profile_here(
     Raises SpecError when the input shapes cannot be told, and what opening and running the model raise.
     """
     is_bundle = isinstance(source, Bundle)
-    wanted: Any = {"int8": "int8"}.get(precision, "float") if is_bundle else "auto"
     golden = source.golden() if isinstance(source, Bundle) and source.has_golden() else {}
     notes = []
-    with open_engine(source, backend=backend, precision=wanted, threads=threads) as engine:
+    opened = (
+        open_precision(source, precision=precision, backend=backend, threads=threads)
+        if isinstance(source, Bundle)
+        else open_engine(source, backend=backend, threads=threads)
+    )
+    with opened as engine:
         if not is_bundle and precision != "fp32":
             notes.append(f"a model file runs in its own precision, whatever --precision {precision} says")
         if engine.fallback_reason:
@@ -62,7 +66,7 @@ def profile_here(
                 rates[1] = rate(lambda: engine.infer(single), seconds=seconds)
             streams = {count: concurrent_rate(engine, feeds, count, seconds=seconds) for count in STREAMS}
         with stage("timing layers", quiet=quiet):
-            times = layer_times(engine, source, feeds=feeds, precision=wanted, threads=threads)
+            times = layer_times(engine, feeds=feeds, threads=threads)
         with stage("measuring this CPU", quiet=quiet):
             peak = machine_peak(engine, quantized=work is not None and work.is_quantized)
         return measured_profile(
@@ -116,9 +120,7 @@ def concurrent_rate(engine: Engine, feeds: dict[str, np.ndarray], callers: int, 
     return sum(rates)
 
 
-def layer_times(
-    engine: Engine, source: Path | Bundle, *, feeds: dict[str, np.ndarray], precision: str, threads: int | None
-) -> list[tuple[str, str, float]]:
+def layer_times(engine: Engine, *, feeds: dict[str, np.ndarray], threads: int | None) -> list[tuple[str, str, float]]:
     """(layer, operator, microseconds) by the backend's own profiler; empty where it has none."""
     profile = getattr(engine, "profile_layers", None)
     if profile is not None:

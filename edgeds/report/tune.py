@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeds.errors import DeviceError, SpecError
+from edgeds.errors import DeviceError, EngineMismatch, SpecError
 from edgeds.progress import stage
 from edgeds.report.stats import utc_now
 from edgeds.report.tune_device import TuneDevice, TuneStep, Window
@@ -145,7 +145,7 @@ def _take(step: TuneStep, state: TuneState, *, device: TuneDevice, options: Tune
         notes.append(f"the device did not cool below {options.start_temp_c:g} C in {options.cool_limit_s:g} s")
     try:
         row = measure_steady(step, device=device, options=options)
-    except (SpecError, DeviceError) as error:
+    except (SpecError, DeviceError, EngineMismatch) as error:
         return state.with_skipped(step, str(error))
     if not row.usable:
         why = f"throttled by {', '.join(row.throttled)}" if row.throttled else "no steady windows"

@@ -12,15 +12,17 @@ import numpy as np
 
 from edgeds.boards.probe import MachineProbe, probe_machine
 from edgeds.bundle import Bundle
-from edgeds.engines import Engine, open_engine
+from edgeds.engines import Engine, available_backends, open_engine
+from edgeds.engines.trt_choice import open_installed
 from edgeds.errors import DeviceError, EdgedsError, SpecError
 from edgeds.power import PowerSampler, open_sensor
 from edgeds.power.modes import apply_mode_change, plan_mode_change
 from edgeds.report.stats import device_name
 from edgeds.specs import Resolution, TensorSpec
 
-PRECISIONS: Mapping[str, Literal["int8", "float"]] = {"int8": "int8", "fp16": "float", "fp32": "float"}
-"""Precision of a plan -> model of the bundle that ``open_engine`` runs."""
+_ON_CPU: Mapping[str, Literal["int8", "float"]] = {"int8": "int8", "fp16": "float", "fp32": "float"}
+_INSTALLED = {"int8": "int8", "fp16": "float16", "fp32": "float"}
+"""Precision of a plan -> what runs it: a model of the bundle on the CPU, an installed engine under TensorRT."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,17 +137,32 @@ class ThisMachine:
         self._sensor.close()
 
     def _open(self, precision: str) -> Engine:
-        wanted = PRECISIONS[precision]
-        if self._engine is None or self._opened != wanted:
+        if self._engine is None or self._opened != precision:
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None
-            self._engine = open_engine(self._bundle, backend=self._backend, precision=wanted, threads=self._threads)
-            self._opened = wanted
+            self._engine = open_precision(
+                self._bundle, precision=precision, backend=self._backend, threads=self._threads
+            )
+            self._opened = precision
         return self._engine
 
     def _golden(self) -> Mapping[str, np.ndarray]:
         return self._bundle.golden() if self._bundle.has_golden() else {}
+
+
+def open_precision(bundle: Bundle, *, precision: str, backend: str, threads: int | None) -> Engine:
+    """The bundle in the precision of a plan (``int8``, ``fp16``, ``fp32``). Where TensorRT runs, only an engine that
+    was built in that precision will do: measuring another one, or the CPU, would say nothing about it.
+
+    Raises EngineMismatch when no such engine is installed, and what opening an engine raises.
+    """
+    if precision not in _INSTALLED:
+        raise SpecError(f"precision {precision!r}: a bundle runs in {', '.join(_INSTALLED)}")
+    has_tensorrt = backend == "tensorrt" or (backend == "auto" and available_backends().get("tensorrt", "") is None)
+    if has_tensorrt:
+        return open_installed(bundle, precision=_INSTALLED[precision], on_close=None)
+    return open_engine(bundle, backend=backend, precision=_ON_CPU[precision], threads=threads)
 
 
 def make_feeds(

@@ -25,7 +25,8 @@ from edgeds.bundle.keys import make_keys
 from edgeds.bundle.signature import find_trust, sign_bundle
 from edgeds.cli.main import main
 from edgeds.doctor import TINY_MODEL
-from edgeds.errors import SpecError
+from edgeds.errors import EngineMismatch, SpecError
+from edgeds.report import tune_device
 from edgeds.report.tune import TuneOptions, tune
 from edgeds.report.tune_device import TuneStep, make_feeds
 from edgeds.report.tune_result import best_rows, order_steps, store_measured, store_scale
@@ -174,6 +175,36 @@ def test_a_killed_run_goes_on_and_the_mode_of_before_is_set(bundle, tmp_path):
     assert len(outcome.state.rows) == 3
     assert board.mode() == "15W"
     assert open_bundle(bundle).manifest.task == "other"
+
+
+def test_under_tensorrt_only_an_engine_of_that_precision_is_measured(bundle, monkeypatch):
+    """Neither the CPU nor an engine of another precision stands in; the step is skipped with the reason."""
+    asked = []
+
+    def installed(opened, *, precision, on_close):
+        asked.append(precision)
+        raise EngineMismatch(
+            f"no engine in {precision} is installed; run 'edgeds build BUNDLE --precision {precision}'"
+        )
+
+    monkeypatch.setattr(tune_device, "open_installed", installed)
+    monkeypatch.setattr(tune_device, "available_backends", lambda: {"tensorrt": None, "onnxruntime": None})
+    with open_bundle(bundle) as opened:
+        for precision in ("int8", "fp16", "fp32"):
+            with pytest.raises(EngineMismatch):
+                tune_device.open_precision(opened, precision=precision, backend="auto", threads=1)
+        assert asked == ["int8", "float16", "float"]
+        with tune_device.open_precision(opened, precision="fp32", backend="cpu", threads=1) as engine:
+            assert engine.backend == "onnxruntime"
+        with pytest.raises(SpecError, match="int4"):
+            tune_device.open_precision(opened, precision="int4", backend="auto", threads=1)
+
+    class Missing(SimBoard):
+        def measure(self, step, seconds):
+            raise EngineMismatch("no engine in int8 is installed")
+
+    outcome = run(Missing(), bundle, steps(batches=(1,)))
+    assert "no engine" in outcome.state.skipped[0].reason
 
 
 def test_two_runs_of_one_bundle_do_not_disturb_each_other(bundle):
