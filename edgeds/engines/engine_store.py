@@ -28,6 +28,7 @@ from edgeds.files import cache_dir, sha256_file
 
 LOGGER = logging.getLogger("edgeds.engines")
 POLL_S = 0.2
+OVERDUE_TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,16 +181,18 @@ def engine_lock(
 
 def _acquire(descriptor: int, waiting: Callable[[int | None], None] | None) -> bool:
     """Take the lock; whether somebody else had it before."""
-    waited = False
+    tries = 0
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return waited
+            return tries > 0
         except BlockingIOError:
-            if waiting is not None and not waited:
-                text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            # Its holder writes its number a moment after it has the lock; told once, when it is there or overdue.
+            if waiting is not None and (text.isdigit() or tries >= OVERDUE_TRIES):
                 waiting(int(text) if text.isdigit() else None)
-            waited = True
+                waiting = None
+            tries += 1
             time.sleep(POLL_S)
 
 

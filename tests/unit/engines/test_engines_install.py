@@ -310,7 +310,7 @@ def test_two_builds_at_once_build_one_engine(bundle: Bundle, caplog: pytest.LogC
     for thread in threads:
         thread.start()
     assert started.wait(20)
-    time.sleep(0.3)
+    time.sleep(0.6)  # longer than a poll: those who wait have seen the number of the process that builds
     release.set()
     for thread in threads:
         thread.join(20)
