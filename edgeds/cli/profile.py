@@ -80,13 +80,23 @@ def _profile(args: argparse.Namespace) -> Profile:
     shapes = parse_shapes(args.input)
     target = _target(args)
     if target is not None:
-        work = load_work(args.model, shapes)
-        return predict_profile(
-            work, model=args.model.stem, target=target, precision=args.precision, batch=args.batch_size
-        )
+        work, name = _sized_work(args, shapes), args.model.stem
+        return predict_profile(work, model=name, target=target, precision=args.precision, batch=args.batch_size)
     if args.model.suffix.lower() == ".json":
         raise SpecError(f"{args.model}: costs cannot be run; name a board to predict for with --target NAME@MODE")
     return _measure(args, shapes)
+
+
+def _sized_work(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]]) -> ModelWork:
+    """Costs at ``--input`` or ``--size``: a model file is counted anew, costs that are given are scaled."""
+    from edgeds.boards.plan_choice import resize_to
+    from edgeds.specs import Resolution
+
+    if args.size is None or shapes:
+        return load_work(args.model, shapes)
+    if args.model.is_dir() or args.model.suffix.lower() in (".json", ".zip"):
+        return resize_to(load_work(args.model, {}), Resolution.parse(args.size))
+    return load_work(args.model, _image_shapes(args))
 
 
 def _target(args: argparse.Namespace) -> Target | None:

@@ -74,7 +74,7 @@ def profile_here(
             work=work,
             model=model,
             backend=engine.backend,
-            precision=engine.precision or precision,
+            precision=engine.precision or (precision if is_bundle else "as the model file"),
             batch=batch,
             latency_ms=batch / rates[batch] * 1e3,
             peak=peak,
@@ -87,11 +87,11 @@ def shaped_feeds(
     engine: Engine, given: dict[str, tuple[int, ...]], *, size: str | None, batch: int, golden: Any
 ) -> dict[str, np.ndarray]:
     """Feeds of the engine's inputs; ``given`` shapes win. Raises SpecError for unknown names."""
-    names = {spec.name for spec in engine.inputs}
+    dtypes = {spec.name: spec.dtype for spec in engine.inputs}
     for name in given:
-        if name not in names:
-            raise SpecError(f"--input {name}: the model has the inputs {', '.join(sorted(names))}")
-    stored = {**golden, **{name: np.zeros(shape, np.float32) for name, shape in given.items()}}
+        if name not in dtypes:
+            raise SpecError(f"--input {name}: the model has the inputs {', '.join(sorted(dtypes))}")
+    stored = {**golden, **{name: np.zeros(shape, dtypes[name]) for name, shape in given.items()}}
     return make_feeds(engine.inputs, size=size, batch=batch, golden=stored)
 
 

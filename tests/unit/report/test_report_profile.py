@@ -167,6 +167,33 @@ def test_a_model_is_measured_here(model):
     assert any(layer.flops for layer in found.layers)
 
 
+def test_the_size_counts_for_predictions_too(model, tmp_path, capsys):
+    found = {}
+    for name, extra in {"64": ["--size", "64"], "128": ["--size", "128"], "input": ["--input", "x:1x3x64x64"]}.items():
+        out = tmp_path / f"{name}.json"
+        flags = ["--precision", "fp16", "--target", "orin-nx-16gb@15W", "--output", str(out)]
+        assert main(["profile", "--model", str(model), *flags, *extra]) == 0
+        found[name] = json.loads(out.read_text())["flops"]
+    assert found["64"] == found["input"]
+    assert found["128"] == pytest.approx(4 * found["64"], rel=0.01)
+
+
+def test_token_ids_get_the_type_that_the_model_declares(tmp_path):
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"], "embed")]
+    table = numpy_helper.from_array(np.ones((10, 4), np.float32), "table")
+    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "length"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length", 4])]
+    path = tmp_path / "ids.onnx"
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [table])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    found = profile_here(
+        path, model="ids", work=None, precision="fp16", batch=2, shapes={"ids": (1, 8)}, seconds=0.02, threads=1,
+        quiet=True,
+    )  # fmt: skip
+    assert found.latency_ms > 0
+    assert found.precision != "fp16"  # a float32 file does not run in FP16 because it was asked to
+
+
 def test_this_cpus_peaks_are_plausible():
     flops, moved = cpu_peaks(seconds=0.05, side=256)
     assert 1e8 < flops < 1e14
