@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.engines.base import check_threads
@@ -12,6 +12,7 @@ from edgeds.errors import SpecError
 from edgeds.specs import Budget, Resolution, to_json
 
 if TYPE_CHECKING:
+    from edgeds.compress.calibset import CalibrationSet
     from edgeds.compress.prune import PruneReport
 
 SUMMARY = (
@@ -115,18 +116,11 @@ def _budget(text: str) -> Budget:
     raise SpecError(f"--budget {text!r}: pruning knows latency-ms=VALUE and fps=VALUE; for watts see edgeds plan")
 
 
-def _open_set(args: argparse.Namespace) -> Any:
-    from edgeds.compress.calibset import holds_images, open_calibration
-    from edgeds.graph.io import input_specs, load_model
-    from edgeds.workshop.detector import image_setup
+def _open_set(args: argparse.Namespace) -> CalibrationSet:
+    from edgeds.workshop.calibration import open_model_set
 
-    preprocess, size = None, Resolution.parse(args.size) if args.size else None
-    if holds_images(args.calib):
-        preprocess, size = image_setup(args.model, size=size, preprocess=None)
-    elif size is not None:
-        raise SpecError(f"--calib {args.calib}: --size is for images; arrays are used as they are")
-    specs = input_specs(load_model(args.model))
-    return open_calibration(args.calib, model_inputs=specs, preprocess=preprocess, resolution=size, limit=args.samples)
+    size = Resolution.parse(args.size) if args.size else None
+    return open_model_set(args.model, args.calib, size=size, limit=args.samples)
 
 
 def describe(report: PruneReport) -> list[str]:

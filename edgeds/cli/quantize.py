@@ -13,6 +13,7 @@ from edgeds.errors import SpecError
 from edgeds.specs import Resolution, to_json
 
 if TYPE_CHECKING:
+    from edgeds.compress.calibset import CalibrationSet
     from edgeds.compress.quantize import QuantizeReport
 
 SUMMARY = "Calibrate a float ONNX model on samples and write its INT8 form (explicit symmetric Q/DQ)."
@@ -115,24 +116,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_set(args: argparse.Namespace) -> Any:
-    from edgeds.compress.calibset import holds_images, open_calibration
-    from edgeds.graph.io import input_specs, load_model
-    from edgeds.workshop.detector import image_setup
+def _open_set(args: argparse.Namespace) -> CalibrationSet:
+    from edgeds.workshop.calibration import open_model_set
 
-    preprocess = _preprocess(args)
     size = Resolution.parse(args.size) if args.size else None
-    if holds_images(args.calib):
-        preprocess, size = image_setup(args.model, size=size, preprocess=preprocess)
-    elif size is not None or preprocess is not None:
-        raise SpecError(f"--calib {args.calib}: --size and image options are for images; arrays are used as they are")
-    return open_calibration(
-        args.calib,
-        model_inputs=input_specs(load_model(args.model)),
-        preprocess=preprocess,
-        resolution=size,
-        limit=args.samples,
-    )
+    return open_model_set(args.model, args.calib, size=size, preprocess=_preprocess(args), limit=args.samples)
 
 
 def _preprocess(args: argparse.Namespace) -> Any:

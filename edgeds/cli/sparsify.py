@@ -12,6 +12,7 @@ from edgeds.errors import ModelError, SpecError
 from edgeds.specs import Resolution, to_json
 
 if TYPE_CHECKING:
+    from edgeds.compress.calibset import CalibrationSet
     from edgeds.compress.sparsity import SparsityReport
 
 SUMMARY = "Make the weights of layers 2:4 sparse, by magnitude or with calibration samples; quantize afterwards."
@@ -79,18 +80,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open_set(args: argparse.Namespace) -> Any:
-    from edgeds.compress.calibset import holds_images, open_calibration
-    from edgeds.graph.io import input_specs, load_model
-    from edgeds.workshop.detector import image_setup
+def _open_set(args: argparse.Namespace) -> CalibrationSet:
+    from edgeds.workshop.calibration import open_model_set
 
-    preprocess, size = None, Resolution.parse(args.size) if args.size else None
-    if holds_images(args.calib):
-        preprocess, size = image_setup(args.model, size=size, preprocess=None)
-    elif size is not None:
-        raise SpecError(f"--calib {args.calib}: --size is for images; arrays are used as they are")
-    specs = input_specs(load_model(args.model))
-    return open_calibration(args.calib, model_inputs=specs, preprocess=preprocess, resolution=size, limit=args.samples)
+    size = Resolution.parse(args.size) if args.size else None
+    return open_model_set(args.model, args.calib, size=size, limit=args.samples)
 
 
 def report_json(report: SparsityReport, *, out: Path) -> dict[str, Any]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgeds.compress.calibset import open_calibration
 from edgeds.compress.prune import PruneOptions, prune_model
 from edgeds.compress.prune_report import PruneReport
-from edgeds.graph.io import input_specs, load_model
 from edgeds.specs import Resolution
-from edgeds.workshop.detector import image_setup
+from edgeds.workshop.calibration import open_model_set
 
 DEFAULT_SAMPLES = 32
 
@@ -30,12 +28,6 @@ def prune_detector(
 
     Raises what ``prune_model`` and ``open_calibration`` raise.
     """
-    calibration = None
-    if calib is not None:
-        preprocess, resolution = image_setup(model, size=size, preprocess=None)
-        specs = input_specs(load_model(model))
-        calibration = open_calibration(
-            calib, model_inputs=specs, preprocess=preprocess, resolution=resolution, limit=samples
-        )
+    calibration = None if calib is None else open_model_set(model, calib, size=size, limit=samples)
     options = PruneOptions(samples=samples)
     return prune_model(model, out=out, ratio=ratio, calibration=calibration, options=options, quiet=quiet)
