@@ -31,6 +31,12 @@ class Measured:
     date: str = ""
     device: str = ""
 
+    def is_of(self, choice: PlanChoice, *, board: str) -> bool:
+        """Whether this is ``choice`` on ``board``; a row without a size is of any. Rows are of the GPU."""
+        mine = (self.board, self.mode, self.precision, self.batch)
+        same = mine == (board, choice.mode, choice.precision, choice.batch)
+        return same and choice.device == "gpu" and self.size in (None, choice.size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BoardScale:

@@ -111,6 +111,7 @@ def each_choice(
     candidate: Candidate, *, board: BoardSpec, mode: PowerMode, options: PlanOptions, table: Table
 ) -> Iterator[PlanChoice]:
     """All sizes and batches of one candidate in one mode, each with the limits that it misses."""
+    idle_w = idle_power(machine_of(board, mode), table.power)
     for size in options.sizes or (None,):
         work = candidate.work if size is None else resize_to(candidate.work, size)
         for batch in options.batches:
@@ -120,19 +121,9 @@ def each_choice(
             if candidate.scale is not None and candidate.scale.board == board.name:
                 choice = scaled_choice(choice, candidate.scale, options=options)
             for row in candidate.measured:
-                if (
-                    candidate.device == "gpu"
-                    and (row.board, row.mode, row.precision, row.batch)
-                    == (
-                        board.name,
-                        mode.label,
-                        candidate.precision,
-                        batch,
-                    )
-                    and row.size in (None, size_text)
-                ):
+                if row.is_of(choice, board=board.name):
                     choice = measured_choice(choice, row, options=options)
-            choice = choice_at_rate(choice, idle_w=idle_power(machine_of(board, mode), table.power), options=options)
+            choice = choice_at_rate(choice, idle_w=idle_w, options=options)
             yield replace(choice, misses=tuple(find_misses(choice, board=board, options=options)))
 
 
@@ -202,11 +193,10 @@ def _placeable(
     kept, reasons = [], []
     for candidate in candidates:
         try:
-            for mode in modes:
-                predict_candidate(candidate, candidate.work, board=board, mode=mode, batch=1, table=table)
+            if candidate.device == "dla":
+                for mode in modes:
+                    predict_candidate(candidate, candidate.work, board=board, mode=mode, batch=1, table=table)
         except SpecError as error:
-            if candidate.device == "gpu":
-                raise
             reasons.append(f"{candidate.name} {candidate.precision} on DLA left out: {error}")
         else:
             kept.append(candidate)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeds.cli.predict import load_work
+from edgeds.cli.predict import bundle_work, load_work
 from edgeds.errors import SpecError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def read_candidates(
         from edgeds.bundle import open_bundle
 
         with open_bundle(path) as bundle:
-            found = bundle_candidates(bundle, work=load_work(path, {}))
+            found = bundle_candidates(bundle)
         chosen = [one for one in found if precisions is None or one.precision in precisions]
         if not chosen:
             have = ", ".join(one.precision for one in found)
@@ -38,13 +38,14 @@ def read_candidates(
 
 
 def usual_batches(path: Path, batches: tuple[int, ...]) -> tuple[int, ...]:
-    """The batches to try where none were named: of a bundle up to its largest, since it serves no larger ones."""
+    """The batches to try where none were named: of a bundle up to its largest, since it serves no larger ones.
+    Only the manifest is looked at; the bundle is checked when its candidates are read."""
     if not (path.is_dir() or path.suffix.lower() == ".zip"):
         return batches
-    from edgeds.bundle import open_bundle
+    from edgeds.bundle.archive import peek_manifest
+    from edgeds.bundle.manifest import read_manifest
 
-    with open_bundle(path) as bundle:
-        most = bundle.manifest.max_batch
+    most = (read_manifest(path) if path.is_dir() else peek_manifest(path)[0]).max_batch
     return (*(batch for batch in batches if batch < most), most)
 
 
@@ -67,14 +68,14 @@ def work_candidates(
     ]
 
 
-def bundle_candidates(bundle: Bundle, *, work: ModelWork) -> list[Candidate]:
+def bundle_candidates(bundle: Bundle) -> list[Candidate]:
     """The forms that a bundle has, with the accuracy and the device measurements stored in it."""
     from edgeds.boards.plan_file import MEASURED_NAME, read_measured
     from edgeds.boards.plan_spec import Candidate
     from edgeds.boards.refit import SCALE_NAME, read_scale
     from edgeds.bundle.manifest import ENGINES_FOLDER
 
-    manifest = bundle.manifest
+    manifest, work = bundle.manifest, bundle_work(bundle)
     stored = bundle.root / ENGINES_FOLDER / MEASURED_NAME
     measured = read_measured(stored) if stored.is_file() else ()
     factors = bundle.root / ENGINES_FOLDER / SCALE_NAME

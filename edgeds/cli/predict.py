@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgeds.boards.decoder import LlmPrediction
     from edgeds.boards.footprint import MemoryParts
     from edgeds.boards.predictor import Prediction
+    from edgeds.bundle import Bundle
 
 SUMMARY = "Predict latency, power, energy and memory on a board, without having it. Labelled predicted, with a band."
 
@@ -131,6 +132,15 @@ def describe_language(found: LlmPrediction) -> list[str]:
     ]
 
 
+def bundle_work(bundle: Bundle) -> ModelWork:
+    """Costs of an opened bundle. Raises BundleError when it holds none."""
+    from edgeds.boards.cost_file import read_cost
+
+    if "cost.json" not in bundle.manifest.files:
+        raise BundleError(f"{bundle.source}: holds no cost.json; create the bundle again, or give the model itself")
+    return read_cost(bundle.path("cost.json"))
+
+
 def load_work(path: Path, shapes: dict[str, tuple[int, ...]]) -> ModelWork:
     """Costs of an ONNX model (counted here), of a bundle, or from a cost file; ``shapes`` as from ``--input``.
 
@@ -145,9 +155,7 @@ def load_work(path: Path, shapes: dict[str, tuple[int, ...]]) -> ModelWork:
         from edgeds.bundle import open_bundle
 
         with open_bundle(path) as bundle:
-            if "cost.json" not in bundle.manifest.files:
-                raise BundleError(f"{path}: holds no cost.json; create the bundle again, or give the model itself")
-            return resize_work(read_cost(bundle.path("cost.json")), shapes)
+            return resize_work(bundle_work(bundle), shapes)
     from edgeds.graph.cost import count_cost
     from edgeds.graph.io import is_engine_file, load_model
     from edgeds.specs import to_json

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeds.cli.inspect import parse_shapes
 from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
-from edgeds.cli.predict import load_work
+from edgeds.cli.predict import bundle_work, load_work
 from edgeds.engines.base import check_threads
 from edgeds.errors import BundleError, SpecError
 
@@ -116,6 +116,7 @@ def _target(args: argparse.Namespace) -> Target | None:
 
 
 def _measure(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]]) -> Profile:
+    from edgeds.boards.resize import resize_work
     from edgeds.bundle import open_bundle
     from edgeds.report.profile_run import profile_here
 
@@ -125,7 +126,7 @@ def _measure(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]]) -> Pr
             if size is None and bundle.manifest.buckets:
                 size = str(bundle.manifest.buckets[0])
             try:
-                work: ModelWork | None = load_work(args.model, shapes)
+                work: ModelWork | None = resize_work(bundle_work(bundle), shapes)
             except BundleError:
                 work = None  # an old bundle without costs: times alone
             return profile_here(

@@ -113,10 +113,10 @@ def plan_steps(bundle: Bundle, args: argparse.Namespace, *, modes: list[str]) ->
 
 
 def _work(bundle: Bundle) -> ModelWork | None:
-    from edgeds.boards.cost_file import read_cost
+    from edgeds.cli.predict import bundle_work
 
     try:
-        return read_cost(bundle.path("cost.json"))
+        return bundle_work(bundle)
     except BundleError:
         return None  # an old bundle: measured all the same, only nothing to compare with
 
