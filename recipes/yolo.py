@@ -8,17 +8,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from edgeds import Resolution, cover_resolutions, create_bundle, fetch_model, fetch_photos, open_bundle
 from edgeds import open_detection_dataset as open_dataset
-from edgeds.errors import EdgedsError, SpecError
+from edgeds.errors import SpecError
 from edgeds.imagefile import read_image
 from edgeds.workshop.pruning import prune_detector
 from edgeds.workshop.samples import PhotoCrops
 from edgeds.workshop.show import annotate_photos, measure_speed, write_run_report
+from edgeds.workshop.stages import run_stages
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -80,20 +80,7 @@ STAGES = {"fetch": lambda args, _: fetch(args), "prune": prune, "bundle": bundle
 
 
 def main(argv: list[str] | None = None) -> int:
-    args, done = parse_arguments(argv), {}
-    try:
-        for name, stage in STAGES.items():
-            done |= {**stage(args, done), "stage": name}
-            if name == args.stop_after:
-                break
-        print(json.dumps(done, allow_nan=False))
-    except EdgedsError as error:
-        print(f"recipes.yolo: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SpecError) else 1
-    except KeyboardInterrupt:
-        print("recipes.yolo: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return run_stages("recipes.yolo", STAGES, parse_arguments(argv))
 
 
 if __name__ == "__main__":

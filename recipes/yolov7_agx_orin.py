@@ -8,7 +8,6 @@ packed with its plan. Figures of the board are predicted: edgeds push, tune and 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from edgeds.boards.plan_choice import resize_to
 from edgeds.boards.plan_file import choice_document, plan_document
 from edgeds.boards.plan_spec import Candidate, PlanOptions
 from edgeds.boards.planner import plan_model
-from edgeds.errors import EdgedsError, SpecError
 from edgeds.files import write_json
 from edgeds.report.html import write_report
 from edgeds.report.sources import read_runs
 from edgeds.workshop.pruning import prune_detector
 from edgeds.workshop.samples import PhotoCrops
+from edgeds.workshop.stages import run_stages
 
 COSTS = Path(__file__).resolve().parents[1] / "benchmarks" / "predictor" / "costs" / "yolov7.json"
 
@@ -80,20 +79,7 @@ STAGES = {"plan": plan, "prune": prune, "bundle": bundle, "report": report}
 
 
 def main(argv: list[str] | None = None) -> int:
-    args, done = parse_arguments(argv), {}
-    try:
-        for name, stage in STAGES.items():
-            done |= {**stage(args, done), "stage": name}
-            if name == args.stop_after:
-                break
-        print(json.dumps(done, allow_nan=False))
-    except EdgedsError as error:
-        print(f"recipes.yolov7_agx_orin: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SpecError) else 1
-    except KeyboardInterrupt:
-        print("recipes.yolov7_agx_orin: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return run_stages("recipes.yolov7_agx_orin", STAGES, parse_arguments(argv))
 
 
 if __name__ == "__main__":
