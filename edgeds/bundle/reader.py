@@ -139,12 +139,3 @@ def _open_folder(
     for problem in compare_files(root, manifest, quiet=quiet):
         raise BundleError(f"{source}: {problem}")
     return Bundle(root, manifest, signature=signature, unpacked=unpacked, source=source)
-
-
-def as_bundle(source: Bundle | Path | str) -> Bundle:
-    """Pass a Bundle through, open a path. Raises SpecError for anything else."""
-    if isinstance(source, Bundle):
-        return source
-    if isinstance(source, Path | str):
-        return open_bundle(source)
-    raise SpecError(f"expected a bundle or a path to one, got {type(source).__name__}")

@@ -48,12 +48,8 @@ def reshape(tracker: Tracker, node: NodeProto) -> None:
     for name in node.input[1:]:
         tracker.freeze_tensor(name, node, "its values are used as sizes")
     track = tracker.tracks.get(node.input[0])
-    if track is None:
-        return
-    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
-    found = map_axis(track, before, after) if before is not None and after is not None else None
-    if found is None:
-        tracker.freeze(track.ids, node, "its channels are broken up over several axes")
+    found = _moved(tracker, node)
+    if track is None or found is None:
         return
     axis, ids = found
     entry = _target_entry(tracker, node, axis)
@@ -68,6 +64,18 @@ def reshape(tracker: Tracker, node: NodeProto) -> None:
     if value > 0:
         tracker.rewrites.append(Rewrite(node=site[0], kind="entry", parts=(ids,), input=site[1], index=site[2]))
     tracker.follow(node.output[0], axis, ids)
+
+
+def _moved(tracker: Tracker, node: NodeProto) -> tuple[int, Ids] | None:
+    """The axis and units of the first input's channels in the output; None when it has none or they are frozen here."""
+    track = tracker.tracks.get(node.input[0])
+    if track is None:
+        return None
+    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
+    found = map_axis(track, before, after) if before is not None and after is not None else None
+    if found is None:
+        tracker.freeze(track.ids, node, "its channels are broken up over several axes")
+    return found
 
 
 def _target_entry(tracker: Tracker, node: NodeProto, axis: int) -> tuple[tuple[str, int, int], int] | None:
@@ -97,13 +105,8 @@ def _target_entry(tracker: Tracker, node: NodeProto, axis: int) -> tuple[tuple[s
 
 def flatten(tracker: Tracker, node: NodeProto) -> None:
     """Flatten to two axes."""
-    track = tracker.tracks.get(node.input[0])
-    if track is None:
-        return
-    before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
-    found = map_axis(track, before, after) if before is not None and after is not None else None
+    found = _moved(tracker, node)
     if found is None:
-        tracker.freeze(track.ids, node, "its channels are broken up over several axes")
         return
     tracker.follow(node.output[0], found[0], _joined(tracker, node, found[1]))
 

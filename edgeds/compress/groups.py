@@ -21,7 +21,6 @@ from edgeds.errors import ModelError, SpecError
 from edgeds.graph.proto import is_standard, subgraphs
 from edgeds.graph.view import GraphView
 
-_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
 _HANDLERS: dict[str, Callable[[Tracker, NodeProto], None]] = {

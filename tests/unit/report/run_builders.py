@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from html.parser import HTMLParser
 from typing import Any
 
 from edgeds.report.record import (
@@ -19,6 +20,23 @@ from edgeds.report.record import (
     keep_spread,
 )
 from edgeds.specs import Budget
+
+
+class Reader(HTMLParser):
+    """Tags, their attributes, and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
 
 HOSTILE = "<script>alert('x')</script>\"&'><img src=http://evil.example onerror=1>"
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import cv2
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_builders import HOSTILE, bare, measured, predicted
+from run_builders import HOSTILE, Reader, bare, measured, predicted
 
 from edgeds.errors import SpecError
 from edgeds.report.axes import linear_scale, log_scale, number, round_ticks
@@ -48,20 +47,6 @@ from edgeds.specs import Budget
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS = (1280, 390)
-
-
-class Reader(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += f" {data}"
 
 
 def page_of(tmp_path: Path, *runs: RunRecord, title: str = "A title") -> str:

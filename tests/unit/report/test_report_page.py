@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import base64
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from run_builders import HOSTILE, Reader
 
 from edgeds.errors import InputError, SpecError
 from edgeds.report.page import MAX_PICTURE_PX, Picture, Table, write_page
-
-HOSTILE = "<script>alert('x')</script>\"&'><img src=http://evil.example onerror=1>"
-
-
-class Reader(HTMLParser):
-    """Tags, their attributes, and the text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def picture(path: Path, *, height: int = 40, width: int = 60) -> Path:
