@@ -23,6 +23,8 @@ CPU = ["onnxruntime>=1.20,<1.34"]
 VISION = ["opencv-python-headless>=4.8,<6"]
 # Signs and checks bundles. Ubuntu on a Jetson has it as python3-cryptography.
 SIGN = ["cryptography>=42"]
+# Training (edgeds recover) on a workstation; never needed on a device.
+TRAIN = ["torch>=2.4,<3", "safetensors>=0.4"]
 WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
 
 RTX_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
@@ -34,6 +36,7 @@ EXTRAS = {
     "sign": SIGN,
     "workshop": WORKSHOP,
     "demo": WORKSHOP,
+    "train": [*WORKSHOP, *TRAIN],
     # Builds engines for RTX GPUs on any Linux PC, with or without a GPU. The two wheels must be of one version.
     "rtx": [f"tensorrt_rtx_cu13_{part}==1.7.1.116; {RTX_PLATFORM}" for part in ("libs", "bindings")],
     # Filled by the issues that need them; named now so that install commands stay stable.
@@ -42,6 +45,8 @@ EXTRAS = {
     "dev": [
         *WORKSHOP,
         *SIGN,
+        # Other Pythons may get torch with gigabytes of CUDA; tests of training run on the one that CI uses.
+        *(f'{name}; python_version == "3.11"' for name in TRAIN),
         "build>=1.2",
         "hypothesis>=6.100",
         "mypy>=1.11",

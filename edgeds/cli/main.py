@@ -31,6 +31,7 @@ VERBS = {
     "inspect": "show what a model is: inputs, operators, FLOPs, what can be INT8, problems",
     "quantize": "calibrate a model and write it with INT8 Q/DQ nodes",
     "prune": "remove channels from a model",
+    "recover": "train a pruned or INT8 model against its original",
     "sparsify": "make weights 2:4 sparse for sparse tensor cores",
     "bundle": "create, show, verify, zip and unzip bundles",
     "build": "build and check the TensorRT engine of a bundle",
