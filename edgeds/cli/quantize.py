@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from edgeds.errors import SpecError
 from edgeds.specs import Resolution, to_json
 
 if TYPE_CHECKING:
+    from edgeds.compress.accuracy_limit import Limit
     from edgeds.compress.calibset import CalibrationSet
     from edgeds.compress.quantize import QuantizeReport
 
@@ -25,9 +27,11 @@ examples:
   edgeds quantize model.onnx --calib samples.npz --exclude /head/Conv --out int8.onnx
   edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --cpu-out cpu.onnx     also the fast form for CPUs
   edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --table-out calib.table    also for trtexec --calib
+  edgeds quantize yolo11n.onnx --calib images/ --max-drop 0.3 --data coco128/ --out int8.onnx   within a limit
 """
 
 _SHOWN = 12
+_BLAMED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    limit = parser.add_argument_group("accuracy limit (methods, ranges and layers are then searched)")
+    limit.add_argument("--max-drop", type=float, metavar="D", help="points of 100 that INT8 may lose; exit 1 above it")
+    limit.add_argument("--data", type=Path, metavar="DIR", help="labelled images, for mAP50-95 instead of agreement")
+    limit.add_argument("--split", help="split of --data to measure on")
+    limit.add_argument("--target", metavar="NAME@MODE", help="board whose predicted time says which layers are cheap")
     nodes = parser.add_argument_group("what is quantized")
     nodes.add_argument("--exclude", action="append", default=[], metavar="NODE", help="keep a node float, repeatable")
     nodes.add_argument("--only", action="append", default=[], metavar="NODE", help="quantize only these, repeatable")
@@ -86,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from edgeds.compress.placement import Selection
     from edgeds.compress.quantize import DEFAULT_PERCENTILE, quantize_model
 
+    limit = _limit(args)
     report = quantize_model(
         args.model,
         _open_set(args),
@@ -107,13 +117,33 @@ def run(args: argparse.Namespace) -> int:
         dedicated=args.dedicated_qdq,
         bias_correction=not args.no_bias_correction,
         threads=args.threads,
+        limit=limit,
+        target=args.target,
         quiet=args.quiet,
     )
     if args.json:
         emit_json(report_json(report))
     else:
         emit_text("\n".join(describe(report)))
-    return 0
+    return 0 if report.autopilot is None or report.autopilot["holds"] else 1
+
+
+def _limit(args: argparse.Namespace) -> Limit | None:
+    if args.max_drop is None:
+        for flag, value in (("--data", args.data), ("--split", args.split), ("--target", args.target)):
+            if value is not None:
+                raise SpecError(f"{flag} belongs to an accuracy limit: give --max-drop too")
+        return None
+    if args.split is not None and args.data is None:
+        raise SpecError("--split is one of --data: give --data too")
+    from edgeds.compress.accuracy_limit import Limit
+
+    if args.data is None:
+        return Limit(max_drop=args.max_drop)
+    from edgeds.workshop.measure import detection_limit
+
+    size = Resolution.parse(args.size) if args.size else None
+    return detection_limit(args.model, max_drop=args.max_drop, data=args.data, split=args.split, size=size)
 
 
 def _open_set(args: argparse.Namespace) -> CalibrationSet:
@@ -166,6 +196,7 @@ def describe(report: QuantizeReport) -> list[str]:
     for name, figure in report.methods.items():
         shown = "exact" if figure is None else f"{figure:.1f} dB"
         lines.append(f"  method {name}: {shown} on held-out samples{' (used)' if name == report.method else ''}")
+    lines += _describe_limit(report.autopilot) if report.autopilot is not None else []
     if report.float_nodes:
         lines.append(f"float       {len(report.float_nodes)} nodes:")
         lines += [f"  {item.node}: {item.reason}" for item in report.float_nodes[:_SHOWN]]
@@ -178,3 +209,16 @@ def describe(report: QuantizeReport) -> list[str]:
         lines.append("lowest SQNR by layer (error accumulated up to there):")
         lines += [f"  {layer.sqnr_db:6.1f} dB  {layer.node}" for layer in worst[:5]]
     return lines + [f"note        {note}" for note in report.notes]
+
+
+def _describe_limit(found: Mapping[str, Any]) -> list[str]:
+    """What the autopilot did, and what is to blame when the limit does not hold."""
+    verdict = "holds" if found["holds"] else "DOES NOT HOLD"
+    lines = [
+        f"limit       {found['drop']:.2f} points of {found['metric']} lost ({found['float']:.2f} to "
+        f"{found['int8']:.2f}), {found['max_drop']:g} allowed: {verdict}",
+        f"  with      {found['method']}",
+    ]
+    if not found["holds"]:
+        lines += [f"  to blame  {layer['node']}" for layer in found["blame"][:_BLAMED]]
+    return lines

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from edgeds.compress.accuracy_limit import Limit
 from edgeds.errors import CalibrationError, MissingDependency
 from edgeds.files import real_path
 from edgeds.imagefile import IMAGE_SUFFIXES
 from edgeds.pipelines.yolo import YoloPipeline
 from edgeds.report.accuracy import evaluate_detector
 from edgeds.report.datasets import DetectionDataset, open_detection_dataset
-from edgeds.workshop.detector import DetectorSetup
+from edgeds.specs import Resolution
+from edgeds.workshop.detector import DetectorSetup, describe_detector
 from edgeds.workshop.speed import compare_cpu_speed
 
 log = logging.getLogger("edgeds.workshop")
@@ -44,6 +46,23 @@ def measure_accuracy(
             scores = evaluate_detector(pipeline, dataset, quiet=quiet)
         found |= {f"{label}_map50_95": scores["map50_95"], f"{label}_map50": scores["map50"]}
     return found
+
+
+def detection_limit(
+    model: str | Path, *, max_drop: float, data: str | Path, split: str | None, size: Resolution | None
+) -> Limit:
+    """A limit on mAP50-95 (points of 100) of a YOLO over labelled images, for the autopilot.
+
+    Raises SpecError for a model that is not a known detector, and what opening the labels raises.
+    """
+    setup = describe_detector(model, sizes=(size,) if size is not None else ())
+    dataset = open_labels(Path(data), split=split, setup=setup)
+
+    def measure(path: Path) -> float:
+        found = measure_accuracy({"tried": path}, setup=setup, dataset=dataset, quiet=True)
+        return 100.0 * float(found["tried_map50_95"])
+
+    return Limit(max_drop=max_drop, measure=measure, metric="mAP50-95")
 
 
 def check_drop(accuracy: Mapping[str, Any], *, max_drop: float | None) -> None:

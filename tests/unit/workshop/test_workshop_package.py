@@ -174,7 +174,7 @@ def test_large_weights_lie_in_listed_side_files(
 
     monkeypatch.setattr(package, "save_model", lambda m, path: save_model(m, path, inline_limit_bytes=1))
     monkeypatch.setattr(
-        "edgeds.compress.quantize.save_model", lambda m, path: save_model(m, path, inline_limit_bytes=1)
+        "edgeds.compress.quantize_report.save_model", lambda m, path: save_model(m, path, inline_limit_bytes=1)
     )
     path = create(model, tmp_path / "b", calib=images)
     with open_bundle(path) as bundle:
@@ -351,7 +351,7 @@ def test_full_disk_is_one_clear_sentence(
     monkeypatch.setattr("edgeds.bundle.writer._put", full)
     with pytest.raises(BundleError, match="b: cannot be read or written: No space left on device; free some space"):
         create(model, tmp_path / "b", calib=images)
-    monkeypatch.setattr("edgeds.compress.quantize.save_ranges", full)
+    monkeypatch.setattr("edgeds.compress.quantize_report.save_ranges", full)
     with pytest.raises(EdgedsError, match="No space left on device"):
         create(model, tmp_path / "b", calib=images)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["images", "tiny.onnx"]
