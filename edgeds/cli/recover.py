@@ -21,7 +21,8 @@ EXAMPLES = """\
 examples:
   edgeds recover small.onnx --teacher yolo11n.onnx --calib images/ --size 320 --minutes 30 --out better.onnx
   edgeds recover small.onnx --teacher yolo11n.onnx --calib images/ --size 320 --out better.onnx --resume
-  edgeds recover int8.onnx --teacher yolo11n.onnx --calib images/ --size 320 --steps 100 --out qat.onnx   QAT
+  edgeds recover small.onnx --teacher yolo11n.onnx --calib images/ --size 320 --qat --out int8.onnx        INT8
+  edgeds recover int8.onnx --teacher yolo11n.onnx --calib images/ --size 320 --steps 100 --out better.onnx
 """
 
 
@@ -41,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--lr", type=float, default=2e-4, metavar="RATE", help="highest learning rate (default %(default)s)"
     )
-    how.add_argument("--no-flip", action="store_true", help="do not mirror images at random")
+    how.add_argument(
+        "--qat", action="store_true", help="quantize MODEL to INT8 first and train through the rounding it is run with"
+    )
+    how.add_argument(
+        "--no-augment", action="store_true", help="images as they are, not mirrored, zoomed and pasted over one another"
+    )
     how.add_argument("--seed", type=int, default=0, metavar="N", help="order of samples (default %(default)s)")
     how.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N")
     how.add_argument("--threads", type=int, metavar="N", help="CPU threads")
@@ -60,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         minutes=args.minutes,
         batch=args.batch,
         learning_rate=args.lr,
-        flip=not args.no_flip,
+        augment=not args.no_augment,
+        qat=args.qat,
         seed=args.seed,
         device=args.device,
         threads=args.threads,

@@ -13,18 +13,17 @@ from onnx import ModelProto
 
 from edgeds.compress.calibread import takes_images
 from edgeds.compress.calibset import Feeds
+from edgeds.compress.fakequant import open_student
 from edgeds.compress.quantize import prepare_float
 from edgeds.compress.recover_loss import plan_targets
 from edgeds.compress.recover_options import MAX_SAMPLES_MIB, RecoverOptions
 from edgeds.compress.recover_train import Lesson, Trainer
 from edgeds.compress.torch_graph import TorchGraph
 from edgeds.compress.torch_lib import choose_device, import_torch
-from edgeds.compress.weights import QMAX
 from edgeds.errors import CalibrationError, ModelError, SpecError
 from edgeds.files import read_json, real_path, refuse_special, sha256_file
-from edgeds.graph.io import input_specs, load_model, parse_names, save_model
+from edgeds.graph.io import input_specs, parse_names, save_model
 from edgeds.graph.session import open_session, runtime_errors
-from edgeds.graph.view import GraphView
 from edgeds.specs import to_json
 
 MIN_SAMPLES = 2
@@ -67,7 +66,7 @@ def recover_model(
     """Train ``student`` to give what ``teacher`` gives and write it to ``out``; same inputs and outputs.
 
     Args:
-        student: the pruned model, or a Q/DQ model (its rounding is then part of training: QAT).
+        student: the pruned model, or a Q/DQ model (its rounding is then part of training: QAT; see ``options.qat``).
         teacher: the float model it was made from; tensors are matched by name.
         samples: a CalibrationSet or an iterable of feeds; labels are not needed.
         resume: go on from the checkpoint beside ``out`` that an interrupted run left.
@@ -82,11 +81,13 @@ def recover_model(
     torch = import_torch()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    model, quantized = _open_student(source)
     reference = prepare_float(dense)
     feeds = _collect(samples)
-    lesson = _lesson(model, reference, source, feeds, options)
-    graph = TorchGraph(model, device=device, masters=_masters(model, reference) if quantized else None)
+    pupil = open_student(
+        source, reference=reference, feeds=feeds, qat=options.qat, threads=options.threads, quiet=quiet
+    )
+    lesson = _lesson(pupil.model, reference, source, feeds, options)
+    graph = TorchGraph(pupil.model, device=device, masters=pupil.masters)
     if not graph.parameters:
         raise ModelError(f"{source}: has no weights that can be trained")
     state = place.with_suffix(".recover.safetensors")
@@ -107,7 +108,7 @@ def recover_model(
         held_out=len(lesson.held_out),
         targets=len(lesson.targets),
         parameters=sum(int(value.numel()) for value in graph.parameters.values()),
-        quantized=quantized,
+        quantized=pupil.quantized,
         device=device,
         loss_before=outcome.facts.loss_before,
         loss_after=outcome.loss_after,
@@ -128,35 +129,6 @@ def _check_place(sources: Sequence[Path], place: Path) -> None:
             raise SpecError(f"{place}: is one of the models given; write to another file")
     if not place.parent.is_dir():
         raise SpecError(f"{place.parent}: no such folder")
-
-
-def _open_student(source: Path) -> tuple[ModelProto, bool]:
-    model = load_model(source)
-    if any(node.op_type == "DequantizeLinear" for node in model.graph.node):
-        return GraphView(model).model, True  # folding would turn its int8 weights into floats
-    return prepare_float(source), False
-
-
-def _masters(model: ModelProto, reference: ModelProto) -> dict[str, np.ndarray]:
-    """Float weights behind the int8 ones, where the teacher still has exactly those; else training starts rounded."""
-    ours, theirs = GraphView(model, copy=False), GraphView(reference, copy=False)
-    found = {}
-    for node in ours.nodes:
-        if node.op_type != "DequantizeLinear" or not ours.is_constant(node.input[0]):
-            continue
-        name = node.input[0]
-        source = theirs.constant(name.removesuffix("_quantized"))
-        values, scale = ours.constant(name), ours.constant(node.input[1])
-        if source is None or values is None or scale is None or source.shape != values.shape:
-            continue
-        axis = next((item.i for item in node.attribute if item.name == "axis"), 1)
-        shape = [1] * source.ndim
-        if scale.size > 1:
-            shape[axis % source.ndim] = scale.size
-        rounded = np.clip(np.rint(source / scale.reshape(shape)), -QMAX, QMAX)
-        if np.abs(rounded - values.astype(np.float32)).max(initial=0) <= 1:
-            found[name] = source
-    return found
 
 
 def _collect(samples: Any) -> list[dict[str, np.ndarray]]:
@@ -203,7 +175,7 @@ def _lesson(
 
 
 def _digest(paths: Sequence[Path], feeds: Sequence[Feeds], options: RecoverOptions) -> str:
-    """What a checkpoint must agree with: models, samples and the options that change the steps."""
+    """What a checkpoint must agree with: models, samples and options, except those that may change on the way."""
     total = hashlib.sha256()
     for path in paths:
         total.update(sha256_file(path).encode())
@@ -211,7 +183,7 @@ def _digest(paths: Sequence[Path], feeds: Sequence[Feeds], options: RecoverOptio
         for name in sorted(feed):
             total.update(name.encode())
             total.update(np.ascontiguousarray(feed[name]).tobytes())
-    settings = to_json(replace(options, device="cpu", threads=None, checkpoint_s=1.0))
+    settings = to_json(replace(options, device="cpu", threads=None, checkpoint_s=1.0, learning_rate=1.0))
     total.update(repr(sorted(settings.items())).encode())
     return total.hexdigest()
 

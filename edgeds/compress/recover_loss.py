@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from onnx import ModelProto
 
 from edgeds.compress.tail import WEIGHTED_OPS, find_detector_tail, is_weighted
@@ -173,10 +172,3 @@ _LOSSES = {
     "bins": _bins,
     "anchors": _anchors,
 }
-
-
-def mirror(feeds: dict[str, np.ndarray], *, image: str | None, flip: bool) -> dict[str, np.ndarray]:
-    """The feeds with the image input mirrored left to right."""
-    if image is None or not flip:
-        return feeds
-    return {**feeds, image: np.ascontiguousarray(feeds[image][..., ::-1])}

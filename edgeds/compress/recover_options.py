@@ -16,7 +16,8 @@ class RecoverOptions:
     """``steps`` or ``minutes`` end the training (neither: 200 steps); the learning rate falls along a cosine over them.
 
     ``learning_rate`` is Adam's, reached after ``warmup_steps``. ``mean_decay`` is that of the running mean of the
-    weights, which is what is written. A checkpoint is written every ``checkpoint_s`` seconds.
+    weights, which is what is written. ``augment`` varies images. ``qat`` quantizes a float model first and trains it
+    through the rounding. A checkpoint is written every ``checkpoint_s`` seconds.
     """
 
     steps: int | None = None
@@ -27,7 +28,8 @@ class RecoverOptions:
     warmup_steps: int = 20
     mean_decay: float = 0.99
     clip_norm: float = 10.0
-    flip: bool = True
+    augment: bool = True
+    qat: bool = False
     held_out: int = 8
     seed: int = 0
     device: str = "auto"

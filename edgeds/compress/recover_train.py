@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edgeds.compress.recover_loss import Target, mirror, total_loss
+from edgeds.compress.recover_augment import vary
+from edgeds.compress.recover_loss import Target, total_loss
 from edgeds.compress.recover_options import RecoverOptions
 from edgeds.compress.recover_state import TrainingFacts, TrainingState, load_state, save_state
 from edgeds.compress.torch_graph import TorchGraph
@@ -25,7 +26,7 @@ _TICKS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """What is learned from what. ``stacks``: samples of one shape may share a batch. ``image``: the input to mirror."""
+    """What is learned from what. ``stacks``: samples of one shape may share a batch. ``image``: the input to vary."""
 
     targets: tuple[Target, ...]
     classes: int | None
@@ -150,16 +151,16 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         batches = self._batches(step)
         total = 0.0
-        for feeds in batches:
-            loss = self._loss(feeds) / len(batches)
+        for index, feeds in enumerate(batches):
+            loss = self._loss(self._varied(feeds, seed=(options.seed, step, index))) / len(batches)
             loss.backward()
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(list(self._student.parameters.values()), options.clip_norm)
         if not math.isfinite(total) or not bool(torch.isfinite(norm)):
             self._save()
             raise CalibrationError(
-                f"step {step}: the loss is not finite; the weights before it are in {self.state}. Train with a lower "
-                f"rate than {options.learning_rate:g} (--lr), and check the samples"
+                f"step {step}: the loss is not finite; the weights before it are in {self.state}. Check the samples, "
+                f"and go on with --resume and a lower --lr than {options.learning_rate:g}"
             )
         self._optimizer.step()
         decay = min(options.mean_decay, (1 + step) / (10 + step))
@@ -193,17 +194,20 @@ class Trainer:
         random = np.random.default_rng((self._options.seed, step))
         count = min(self._options.batch, len(lesson.train))
         chosen = [lesson.train[index] for index in random.choice(len(lesson.train), size=count, replace=False)]
-        flips = random.random(count) < 0.5
-        feeds = [
-            mirror(feed, image=lesson.image, flip=self._options.flip and bool(flip))
-            for feed, flip in zip(chosen, flips, strict=True)
-        ]
         if not lesson.stacks:
-            return feeds
+            return chosen
         groups: dict[tuple[object, ...], list[Feed]] = {}
-        for feed in feeds:
+        for feed in chosen:
             groups.setdefault(tuple(array.shape[1:] for array in feed.values()), []).append(feed)
         return [_stack(group) for group in groups.values()]
+
+    def _varied(self, feeds: Feed, *, seed: tuple[int, ...]) -> Feed:
+        torch = import_torch()
+        name = self._lesson.image
+        if not self._options.augment or name is None or feeds[name].dtype.kind != "f":
+            return feeds
+        images = vary(torch.from_numpy(np.array(feeds[name])), random=np.random.default_rng(seed))
+        return {**feeds, name: images.numpy()}
 
     def _save(self) -> None:
         moments: dict[str, dict[str, Any]] = {"exp_avg": {}, "exp_avg_sq": {}}

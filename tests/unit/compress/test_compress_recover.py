@@ -18,9 +18,11 @@ pytest.importorskip("safetensors")
 
 from edgeds.cli.main import main  # noqa: E402
 from edgeds.compress.calibset import open_calibration  # noqa: E402
+from edgeds.compress.fakequant import open_student  # noqa: E402
 from edgeds.compress.prune import prune_model  # noqa: E402
-from edgeds.compress.quantize import quantize_model  # noqa: E402
+from edgeds.compress.quantize import prepare_float, quantize_model  # noqa: E402
 from edgeds.compress.recover import recover_model  # noqa: E402
+from edgeds.compress.recover_augment import vary  # noqa: E402
 from edgeds.compress.recover_loss import Target, plan_targets, total_loss  # noqa: E402
 from edgeds.compress.recover_options import RecoverOptions  # noqa: E402
 from edgeds.compress.recover_state import load_state  # noqa: E402
@@ -317,3 +319,49 @@ def test_boxes_do_not_count_where_the_teacher_sees_nothing():
     teacher, other = tensors(1, 6), tensors(2, 6)
     teacher["cls"] = torch.full_like(teacher["cls"], -20.0)
     assert float(total_loss(HEADS[:2], {**teacher, "box": other["box"]}, teacher, classes=6)) < 1e-5
+
+
+def test_qat_quantizes_a_pruned_model_and_trains_it(pruned):
+    """--qat: from float to INT8 in one step, better than quantizing alone; ranges and rounding are those of Q/DQ."""
+    out = ["--out", pruned / "qat.onnx", "--batch", 8, "--threads", 1, "-q", "--json", "--qat", "--steps", 80]
+    np.savez(pruned / "set.npz", x=np.concatenate([feed["x"] for feed in samples()]))
+    words = [pruned / "small.onnx", "--teacher", pruned / "dense.onnx", "--calib", pruned / "set.npz", *out]
+    assert main(["recover", *map(str, [*words, "--lr", 3e-3])]) == 0
+    feeds = open_calibration(
+        samples(16), model_inputs=input_specs(load_model(pruned / "small.onnx")), preprocess=None, resolution=None
+    )
+    quantize_model(pruned / "small.onnx", feeds, out=pruned / "ptq.onnx", quiet=True)
+    dense, ptq, qat = (load_model(pruned / f"{name}.onnx") for name in ("dense", "ptq", "qat"))
+    assert [node.op_type for node in qat.graph.node] == [node.op_type for node in ptq.graph.node]
+    stored = {item.name: numpy_helper.to_array(item) for item in qat.graph.initializer}
+    assert any(value.dtype == np.int8 and value.ndim == 4 for value in stored.values())
+    error = {
+        name: np.mean([relative(run(dense, feed)[0], run(model, feed)[0]) for feed in samples(4, seed=99)])
+        for name, model in (("ptq", ptq), ("qat", qat))
+    }
+    assert error["qat"] < 0.8 * error["ptq"]
+
+
+def test_qat_starts_from_the_float_weights_of_the_pruned_model(pruned):
+    model = prepare_float(pruned / "small.onnx")
+    student = open_student(
+        pruned / "small.onnx", reference=load_model(pruned / "dense.onnx"), feeds=samples(8), qat=True, quiet=True
+    )
+    weights = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    assert len(student.masters) >= 2
+    for name, value in student.masters.items():
+        np.testing.assert_array_equal(value, weights[name.removesuffix("_quantized")])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_varied_images_keep_shape_and_range_and_repeat_with_the_seed(seed):
+    images = torch.rand((3, 3, 20, 28), generator=torch.Generator().manual_seed(seed))
+    before = images.clone()
+    first, again = (vary(images, random=np.random.default_rng(seed)) for _ in range(2))
+    assert torch.equal(images, before)
+    assert torch.equal(first, again)
+    assert first.shape == images.shape
+    assert not torch.equal(first, images)
+    assert images.min() <= first.min()
+    assert first.max() <= images.max()
+    assert not torch.equal(first, vary(images, random=np.random.default_rng(seed + 100)))
