@@ -53,6 +53,8 @@ _MODULES = {
     "edgeds.graph.inspect": ("inspect_model",),
     "edgeds.compress.calibset": ("open_calibration",),
     "edgeds.compress.prune": ("PruneOptions", "PruneReport", "prune_model"),
+    "edgeds.compress.recover": ("RecoverReport", "recover_model"),
+    "edgeds.compress.recover_options": ("RecoverOptions",),
     "edgeds.compress.quantize": ("QuantizeReport", "quantize_model"),
     "edgeds.workshop.demo": ("run_demo",),
     "edgeds.workshop.package": ("create_bundle",),

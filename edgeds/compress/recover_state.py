@@ -82,5 +82,5 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise MissingDependency("safetensors", extra="train", purpose="checkpoints of training") from error
+        raise MissingDependency("safetensors", extra="train", purpose="checkpoints of training", cause=error) from error
     return safetensors.torch

@@ -64,10 +64,17 @@ class Trainer:
         self._mean = {name: value.detach().clone() for name, value in student.parameters.items()}
         self._facts = TrainingFacts(digest="", step=0, elapsed_s=0.0, loss_before=math.nan)
         self._recent: list[float] = []
+        self._saved = 0
 
     def begin(self, digest: str) -> None:
-        """Start anew; measures the loss to beat."""
-        self._facts = TrainingFacts(digest=digest, step=0, elapsed_s=0.0, loss_before=self._held_out_loss())
+        """Start anew: measures the loss to beat, and writes the first checkpoint while a full disk costs nothing."""
+        before = self._held_out_loss()
+        if not math.isfinite(before):
+            raise CalibrationError(
+                "the loss is not finite before any training: check the samples, and both models on them"
+            )
+        self._facts = TrainingFacts(digest=digest, step=0, elapsed_s=0.0, loss_before=before)
+        self._save()
 
     def resume(self, digest: str) -> None:
         """Go on from the checkpoint. Raises SpecError when it belongs to other models, samples or options."""
@@ -88,7 +95,7 @@ class Trainer:
                     "exp_avg": found.first[name].to(value.device),
                     "exp_avg_sq": found.second[name].to(value.device),
                 }
-        self._facts = found.facts
+        self._facts, self._saved = found.facts, found.facts.step
 
     def train(self, *, quiet: bool) -> Outcome:
         """Train to the end. On Ctrl-C a checkpoint is written before KeyboardInterrupt goes on."""
@@ -157,10 +164,9 @@ class Trainer:
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(list(self._student.parameters.values()), options.clip_norm)
         if not math.isfinite(total) or not bool(torch.isfinite(norm)):
-            self._save()
             raise CalibrationError(
-                f"step {step}: the loss is not finite; the weights before it are in {self.state}. Check the samples, "
-                f"and go on with --resume and a lower --lr than {options.learning_rate:g}"
+                f"step {step}: the loss is not finite; the weights of step {self._saved} are in {self.state}. Check the "
+                f"samples, and go on with --resume and a lower --lr than {options.learning_rate:g}"
             )
         self._optimizer.step()
         decay = min(options.mean_decay, (1 + step) / (10 + step))
@@ -210,6 +216,7 @@ class Trainer:
         return {**feeds, name: images.numpy()}
 
     def _save(self) -> None:
+        self._saved = self._facts.step
         moments: dict[str, dict[str, Any]] = {"exp_avg": {}, "exp_avg_sq": {}}
         for name, value in self._student.parameters.items():
             kept = self._optimizer.state.get(value, {})

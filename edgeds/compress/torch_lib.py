@@ -12,7 +12,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependency("torch", extra="train", purpose="training") from error
+        raise MissingDependency("torch", extra="train", purpose="training", cause=error) from error
     return torch
 
 
