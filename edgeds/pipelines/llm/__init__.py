@@ -1,0 +1,1 @@
+"""Text from language models: sampling, stopping, chat templates, guided decoding, guesses for speculation."""
