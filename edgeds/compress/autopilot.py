@@ -32,7 +32,8 @@ from edgeds.compress.placement import QdqPlan
 from edgeds.compress.qdq import insert_qdq
 from edgeds.compress.rangefind import AUTO, FoundRanges, RangeSettings, find_ranges
 from edgeds.compress.ranges import TensorRange
-from edgeds.compress.seams import equalize, find_seams, smooth
+from edgeds.compress.seams import equalize, find_seams
+from edgeds.compress.smoothquant import smooth
 from edgeds.compress.verify import compare_models
 from edgeds.errors import CalibrationError, SpecError
 from edgeds.graph.io import save_model

@@ -2,25 +2,20 @@
 
 A seam is a tensor that only layers with constant weights read. Its channels may be divided by any positive factors when
 the readers' weights are multiplied by them; where the tensor's maker is a layer too (through activations that scale
-with their input), the division costs nothing: it goes into the maker's weights. Two rules choose the factors:
-
-- ``equalize``: the weight ranges of maker and reader become equal (Nagel et al. 2019, arXiv:1906.04721).
-- ``smooth``: channels with outliers shrink before they are rounded (SmoothQuant, Xiao et al. 2022, arXiv:2211.10438):
-  factor = max|x|^a / max|w|^(1-a). Where no maker can take the division, a Mul does, as in a transformer whose
-  normalised tensor also feeds the shortcut; TensorRT fuses it with the rounding behind it.
+with their input), the division costs nothing: it goes into the maker's weights. Where no maker can take the division,
+a Mul does, as in a transformer whose normalised tensor also feeds the shortcut; TensorRT fuses it with the rounding
+behind it. Here ``equalize`` chooses the factors so that the weight ranges of maker and reader become equal (Nagel et
+al. 2019, arXiv:1906.04721); smoothquant.py chooses them by the outliers of the activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from edgeds.compress.calibset import Feeds
-from edgeds.compress.ranges import run_feeds
-from edgeds.graph.session import open_session
 from edgeds.graph.view import GraphView
 
 _PASS = {"Relu", "LeakyRelu", "Identity", "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
@@ -59,34 +54,12 @@ def equalize(model: ModelProto) -> Moved:
         for seam in seams:
             made = _range_of(view, seam.makers, reads=False)
             read = _range_of(view, seam.readers, reads=True)
-            factors = _bounded(np.sqrt(made / np.where(read > 0, read, 1.0)), (made > 0) & (read > 0))
+            factors = bounded(np.sqrt(made / np.where(read > 0, read, 1.0)), (made > 0) & (read > 0))
             scale_seam(view, seam, factors)
             largest = max(largest, float(np.abs(np.log(factors)).max(initial=0.0)))
         if largest < 1e-3:
             break
     return Moved(model=view.finish(), seams=tuple(seam.tensor for seam in seams), added=0)
-
-
-def smooth(
-    model: ModelProto, feeds: Sequence[Feeds], *, alpha: float = 0.5, insert: bool = True, threads: int | None = None
-) -> Moved:
-    """Smaller outliers on every seam, from the amplitudes seen on ``feeds``; exact to float rounding.
-
-    ``insert=False`` leaves seams alone that would need a Mul.
-    """
-    view = GraphView(model)
-    seams = [seam for seam in find_seams(view) if seam.makers or insert]
-    seen = _amplitudes(view.model, seams, feeds, threads=threads)
-    added = 0
-    for seam in seams:
-        amplitude, weights = seen[seam.tensor], _range_of(view, seam.readers, reads=True)
-        usable = (amplitude > 0) & (weights > 0)
-        factors = np.ones_like(amplitude)
-        factors[usable] = amplitude[usable] ** alpha / weights[usable] ** (1 - alpha)
-        if usable.any():
-            factors[usable] /= np.exp(np.mean(np.log(factors[usable])))
-        added += scale_seam(view, seam, _bounded(factors, usable))
-    return Moved(model=view.finish(), seams=tuple(seam.tensor for seam in seams), added=added)
 
 
 def find_seams(view: GraphView) -> list[Seam]:
@@ -127,7 +100,8 @@ def scale_seam(view: GraphView, seam: Seam, factors: np.ndarray) -> int:
     return 1
 
 
-def _bounded(factors: np.ndarray, usable: np.ndarray) -> np.ndarray:
+def bounded(factors: np.ndarray, usable: np.ndarray) -> np.ndarray:
+    """Factors within what is safe, one where a channel is not usable."""
     return np.clip(np.where(usable, factors, 1.0), 1.0 / _LIMIT, _LIMIT)
 
 
@@ -213,6 +187,17 @@ def _output_major(node: NodeProto, weight: np.ndarray) -> np.ndarray:
     return weight if node.op_type == "Gemm" and _attribute(node, "transB", 0) else weight.T
 
 
+def reader_weights(view: GraphView, seam: Seam) -> np.ndarray:
+    """What the seam's channels are multiplied with, [channels, products of all readers]."""
+    nodes = {node.name: node for node in view.nodes}
+    found = []
+    for name in seam.readers:
+        weight = view.constant(nodes[name].input[1])
+        if weight is not None:
+            found.append(_input_major(nodes[name], weight))
+    return np.concatenate(found, axis=1)
+
+
 def _scale_reader(view: GraphView, node: NodeProto, factors: np.ndarray) -> None:
     weight = view.constant(node.input[1])
     if weight is None:
@@ -244,20 +229,3 @@ def _scale_maker(view: GraphView, node: NodeProto, factors: np.ndarray) -> None:
         bias = view.constant(node.input[2])
         if bias is not None:
             view.set_constant(node.input[2], (bias * factors).astype(bias.dtype))
-
-
-def _amplitudes(
-    model: ModelProto, seams: Sequence[Seam], feeds: Sequence[Mapping[str, np.ndarray]], *, threads: int | None
-) -> dict[str, np.ndarray]:
-    """Largest magnitude per channel of every seam over the feeds."""
-    names = [seam.tensor for seam in seams]
-    session = open_session(model, outputs=names, threads=threads)
-    needed = {value.name for value in session.get_inputs()}
-    seen: dict[str, np.ndarray] = {}
-    for sample in feeds:
-        values = run_feeds(session, names, {name: array for name, array in sample.items() if name in needed})
-        for seam, value in zip(seams, values, strict=True):
-            axis = seam.axis % value.ndim
-            found = np.abs(value).max(axis=tuple(i for i in range(value.ndim) if i != axis)).astype(np.float64)
-            seen[seam.tensor] = np.maximum(seen[seam.tensor], found) if seam.tensor in seen else found
-    return seen

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from edgeds.compress.seams import equalize, find_seams, smooth
+from edgeds.compress.seams import equalize, find_seams
+from edgeds.compress.smoothquant import product_error, smooth, smooth_factors
 from edgeds.graph.view import GraphView
 
 
@@ -118,11 +119,11 @@ def test_dead_channels_stay_finite():
 def test_smoothing_a_transformer_is_exact_with_and_without_new_nodes():
     model = post_norm_block()
     samples = feeds(model)
-    whole = smooth(model, samples)
+    whole = smooth(model, samples, alpha=0.5)
     assert whole.added == 1, "the first norm also feeds the shortcut, the second is free"
     assert len(whole.seams) == 2
     same(model, whole.model, feeds(model, seed=9))
-    free = smooth(model, samples, insert=False)
+    free = smooth(model, samples, alpha=0.5, insert=False)
     assert free.added == 0
     assert len(free.seams) == 1
     same(model, free.model, feeds(model, seed=9))
@@ -164,3 +165,43 @@ def test_gemm_with_and_without_transposed_weights():
         moved = equalize(model)
         assert len(moved.seams) == 1
         same(model, moved.model, feeds(model))
+
+
+def test_each_seam_chooses_its_own_strength_and_the_products_get_more_exact():
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(64, 32)).astype(np.float32) * uneven(rng, 32, 1.5)
+    weight = rng.normal(size=(32, 24)).astype(np.float32) * 0.2
+    net = Net(seed=1)
+    x = net.op("Tanh", net.input("x", ["n", 32]))
+    scaled = net.op("Mul", x, net.w(value=np.abs(rows).max(axis=0)))
+    net.output(net.op("MatMul", scaled, net.w(value=weight)), ["n", 24])
+    model = net.model()
+    samples = [{"x": rng.normal(size=(64, 32)).astype(np.float32)} for _ in range(3)]
+    moved = smooth(model, samples)
+    assert moved.added == 1
+    same(model, moved.model, samples)
+    factors = smooth_factors(np.abs(rows).max(axis=0), np.abs(weight).max(axis=1), 0.9)
+    assert product_error(rows / factors, weight * factors[:, None]) < 0.5 * product_error(rows, weight)
+
+
+def test_even_channels_are_left_alone():
+    net = Net(seed=1)
+    x = net.op("Tanh", net.input("x", ["n", 32]))
+    net.output(net.op("MatMul", x, net.w(32, 24)), ["n", 24])
+    model = net.model()
+    rng = np.random.default_rng(2)
+    moved = smooth(model, [{"x": rng.normal(size=(64, 32)).astype(np.float32)} for _ in range(3)])
+    assert (moved.seams, moved.added) == ((), 0)
+
+
+def test_a_model_without_linear_layers_has_nothing_to_smooth():
+    model = conv_chain()
+    assert smooth(model, feeds(model)).seams == ()
+    assert smooth(post_norm_block(), []).seams == ()
+
+
+def test_values_that_are_not_finite_are_left_alone():
+    model = post_norm_block()
+    bad = feeds(model)
+    bad[0]["x"][:] = np.nan
+    assert smooth(model, bad).seams == ()
