@@ -13,7 +13,8 @@ from edgeds.specs import Budget, Resolution, to_json
 
 if TYPE_CHECKING:
     from edgeds.compress.calibset import CalibrationSet
-    from edgeds.compress.prune import PruneReport
+    from edgeds.compress.heads import TransformerReport
+    from edgeds.compress.prune import PruneOptions, PruneReport
 
 SUMMARY = (
     "Remove whole channels from a float ONNX model, so that it is smaller and faster everywhere; quantize afterwards."
@@ -25,6 +26,7 @@ examples:
   edgeds prune yolo11n.onnx --ratio 0.2 --calib images/ --size 320 --out small.onnx   what is left makes up for it
   edgeds prune yolo11n.onnx --speedup 1.3 --target orin-nx-16gb@25W --out small.onnx   until predicted 1.3 x as fast
   edgeds prune yolo11n.onnx --ratio 0.3 --keep '/model.0/*' --out small.onnx          some layers stay
+  edgeds prune bert.onnx --heads 0.25 --ffn 0.25 --layers 1 --calib feeds/ --out small.onnx   parts of a transformer
 """
 _SHOWN = 12
 
@@ -40,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     goal.add_argument("--budget", metavar="KEY=VALUE", help="latency-ms=VALUE or fps=VALUE, predicted; needs --target")
     goal.add_argument("--target", metavar="NAME[@MODE]", help="board to predict for; see edgeds targets")
     goal.add_argument("--precision", default="int8", help="precision to predict at (default %(default)s)")
+    parts = parser.add_argument_group("how much of a transformer (any of them, instead)")
+    parts.add_argument("--heads", type=float, metavar="R", help="share of the attention heads, below 1")
+    parts.add_argument("--ffn", type=float, metavar="R", help="share of the feed-forward width, below 1")
+    parts.add_argument("--layers", type=int, metavar="N", help="layers to drop, those that cost least")
     which = parser.add_argument_group("which")
     which.add_argument(
         "--method",
@@ -68,11 +74,18 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
     if args.calib is None and args.size is not None:
         raise SpecError("--size is the size of calibration images; give --calib too")
-    if sum(value is not None for value in (args.ratio, args.speedup, args.budget)) != 1:
-        raise SpecError("say how much to remove with exactly one of --ratio, --speedup and --budget")
+    parts = [value is not None for value in (args.heads, args.ffn, args.layers)]
+    goals = [value is not None for value in (args.ratio, args.speedup, args.budget)]
+    if sum(goals) + any(parts) != 1:
+        raise SpecError(
+            "say how much to remove with exactly one of --ratio, --speedup and --budget, "
+            "or of a transformer with --heads, --ffn and --layers"
+        )
+    if any(parts) and args.target is not None:
+        raise SpecError("--target is for --ratio, --speedup and --budget; for a pruned transformer see edgeds predict")
     if args.threads is not None:
         check_threads(args.threads)
-    from edgeds.compress.prune import PruneOptions, prune_model
+    from edgeds.compress.prune import PruneOptions
 
     options = PruneOptions(
         method=args.method,
@@ -84,7 +97,35 @@ def run(args: argparse.Namespace) -> int:
         samples=args.samples,
         threads=args.threads,
     )
-    report = prune_model(
+    report = _prune_parts(args, options) if any(parts) else _prune_channels(args, options)
+    if args.json:
+        emit_json(to_json(report))
+        return 0
+    from edgeds.compress.heads import TransformerReport
+
+    emit_text("\n".join(describe_parts(report) if isinstance(report, TransformerReport) else describe(report)))
+    return 0
+
+
+def _prune_parts(args: argparse.Namespace, options: PruneOptions) -> TransformerReport:
+    from edgeds.compress.heads import prune_transformer
+
+    return prune_transformer(
+        args.model,
+        out=args.out,
+        heads=args.heads or 0.0,
+        ffn=args.ffn or 0.0,
+        layers=args.layers or 0,
+        calibration=_open_set(args) if args.calib is not None else None,
+        options=options,
+        quiet=args.quiet,
+    )
+
+
+def _prune_channels(args: argparse.Namespace, options: PruneOptions) -> PruneReport:
+    from edgeds.compress.prune import prune_model
+
+    return prune_model(
         args.model,
         out=args.out,
         ratio=args.ratio,
@@ -96,11 +137,6 @@ def run(args: argparse.Namespace) -> int:
         options=options,
         quiet=args.quiet,
     )
-    if args.json:
-        emit_json(to_json(report))
-    else:
-        emit_text("\n".join(describe(report)))
-    return 0
 
 
 def _budget(text: str) -> Budget:
@@ -141,6 +177,30 @@ def describe(report: PruneReport) -> list[str]:
             f"  predicted   {found['latency_ms_before']:.3g} -> {found['latency_ms_after']:.3g} ms on "
             f"{found['target']} at {found['precision']} (not measured)"
         )
+    lines += [f"  kept        {item.node}: {item.reason}" for item in report.protected[:_SHOWN]]
+    if len(report.protected) > _SHOWN:
+        lines.append(f"  kept        {len(report.protected) - _SHOWN} more; see {report.report}")
+    return [*lines, *(f"note: {note}" for note in report.notes)]
+
+
+def describe_parts(report: TransformerReport) -> list[str]:
+    """The report of a transformer for people."""
+    lines = [
+        f"wrote {report.model}",
+        f"  parameters  {report.params_before} -> {report.params_after}",
+        f"  FLOPs       {report.flops_before} -> {report.flops_after}",
+    ]
+    for name, widths in (("heads", report.heads), ("width", report.ffn)):
+        narrowed = [item for item in widths if item.after < item.before]
+        lines += [f"  {name:<11} {item.before} -> {item.after}  {item.node}" for item in narrowed]
+    for item in report.layers:
+        cost = "alike" if item.sqnr_db is None else f"{item.sqnr_db:.1f} dB"
+        lines.append(f"  layer {item.layer:<5} {'dropped' if item.dropped else 'kept'}; alone it costs: {cost}")
+    if report.cosine is not None:
+        ratio = "" if report.sqnr_db is None else f", {report.sqnr_db:.1f} dB"
+        lines.append(f"  outputs     cosine {report.cosine:.4f}{ratio} against the dense model on samples (measured)")
+    if report.samples:
+        lines.append(f"  re-solved   {report.reconstructed} layers on {report.samples} samples")
     lines += [f"  kept        {item.node}: {item.reason}" for item in report.protected[:_SHOWN]]
     if len(report.protected) > _SHOWN:
         lines.append(f"  kept        {len(report.protected) - _SHOWN} more; see {report.report}")

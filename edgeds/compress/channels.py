@@ -124,7 +124,7 @@ def _set_attribute(node: NodeProto, name: str, value: int | list[int]) -> None:
 
 
 def _set_group(view: GraphView, node: NodeProto, rewrite: Rewrite, stays: NDArray[np.bool_]) -> None:
-    _set_attribute(node, "group", int(_mask(stays, rewrite.parts[0]).sum()))
+    _set_attribute(node, rewrite.attribute, int(_mask(stays, rewrite.parts[0]).sum()))
 
 
 def _set_split(view: GraphView, node: NodeProto, rewrite: Rewrite, stays: NDArray[np.bool_]) -> None:
@@ -187,6 +187,7 @@ def _set_gather(view: GraphView, node: NodeProto, rewrite: Rewrite, stays: NDArr
 
 _REWRITES = {
     "group": _set_group,
+    "attribute": _set_group,
     "split": _set_split,
     "entry": _set_entry,
     "slice": _set_slice,

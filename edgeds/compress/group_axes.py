@@ -50,6 +50,7 @@ class Cut:
 class Rewrite:
     """A number in the graph that counts channels. ``kind``: "group" (attribute, ``parts[0]`` has one atom per group),
     "split" (sizes: one array of atoms per output), "entry" (element ``index`` of the constant input ``input``),
+    "attribute" (the one named ``attribute``, likewise),
     "slice" (bounds: element ``index`` of inputs 1 and 2, ``parts``: all atoms of the input, those before the slice,
     those in it), "gather" (indices, ``parts[0]`` the input's atoms)."""
 
@@ -58,6 +59,7 @@ class Rewrite:
     parts: tuple[Ids, ...]
     input: int = 0
     index: int = 0
+    attribute: str = "group"
 
 
 @dataclass(kw_only=True)
@@ -150,6 +152,8 @@ class Tracker:
 
 _FREE_SIZES = {(False, 0): 3, (True, 0): 3, (True, 2): 96, (True, 3): 160}
 """Sizes of free (rank is 4, axis): a batch that is no factor of channel counts, and a small image."""
+_SHORT = 11
+"""A free length, for models whose table of positions is shorter than the usual default."""
 
 
 def concrete_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
@@ -167,11 +171,20 @@ def concrete_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
         )
         for name, shape in assumed.items()
     }
+    short = {
+        name: tuple(
+            min(size, _SHORT) if len(shape) != 4 and axis in free[name] and axis else size
+            for axis, size in enumerate(shape)
+        )
+        for name, shape in tripled.items()
+    }
     errors: tuple[type[Exception], ...] = (ModelError, *runtime_errors())
-    try:
-        return _complete(model, tripled)
-    except errors:
-        return _complete(model, assumed, strict=False)
+    for sizes in (tripled, short):
+        try:
+            return _complete(model, sizes)
+        except errors:
+            continue
+    return _complete(model, assumed, strict=False)
 
 
 def _complete(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
+from edgeds.compress.group_attention import packed_heads
 from edgeds.compress.group_axes import Ids, Rewrite, Track, Tracker
 from edgeds.compress.group_ops import ints
 
@@ -52,6 +53,9 @@ def reshape(tracker: Tracker, node: NodeProto) -> None:
     if track is None or found is None:
         return
     axis, ids = found
+    rows = packed_heads(tracker, node, axis) if ids.ndim > 1 else None
+    if rows is not None:
+        axis, ids = axis + 1, rows
     entry = _target_entry(tracker, node, axis)
     if entry is None:
         tracker.freeze(track.ids, node, "is reshaped to a computed number of channels")
@@ -155,17 +159,25 @@ def expand(tracker: Tracker, node: NodeProto) -> None:
     if track is None:
         return
     before, after = tracker.shape(node.input[0]), tracker.shape(node.output[0])
-    target = tracker.view.constant(node.input[1])
-    if before is None or after is None or target is None:
-        tracker.freeze(track.ids, node, "is expanded to a computed or unknown shape")
+    count = tracker.shape(node.input[1])
+    if before is None or after is None or not count:
+        tracker.freeze(track.ids, node, "is expanded to an unknown shape")
         return
     axis = track.axis + len(after) - len(before)
     if after[axis] != track.ids.size:
         tracker.freeze(track.ids, node, "its channel axis is repeated")
         return
-    index = axis - (len(after) - target.size)
-    if node.op_type == "Expand" and index >= 0 and int(target[index]) > 1:
-        tracker.rewrites.append(Rewrite(node=node.name, kind="entry", parts=(track.ids,), input=1, index=index))
+    index = axis - (len(after) - count[0])
+    if index >= 0 and (node.op_type == "Expand" or not tracker.view.is_constant(node.input[1])):
+        entry = _target_entry(tracker, node, index)
+        if entry is None or node.op_type != "Expand":
+            tracker.freeze(track.ids, node, "is expanded to a computed number of channels")
+            return
+        site, value = entry
+        if value > 1:
+            tracker.rewrites.append(
+                Rewrite(node=site[0], kind="entry", parts=(track.ids,), input=site[1], index=site[2])
+            )
     tracker.follow(node.output[0], axis, track.ids)
 
 

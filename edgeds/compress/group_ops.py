@@ -155,6 +155,20 @@ def reduction(tracker: Tracker, node: NodeProto) -> None:
     tracker.follow(node.output[0], track.axis - gone, track.ids)
 
 
+def layernorm(tracker: Tracker, node: NodeProto) -> None:
+    """LayerNormalization and its kin over other axes (as of queries per head) pass channels on; over them they pin."""
+    track = tracker.tracks.get(node.input[0])
+    if track is None:
+        return
+    attrs: dict[str, Any] = dict(tracker.attrs(node))
+    axis, rank = int(attrs.get("axis", -1)), len(tracker.shape(node.input[0]) or ())
+    axis += rank if axis < 0 else 0
+    if not rank or track.axis >= axis or len([name for name in node.output if name]) > 1:
+        tracker.freeze(track.ids, node, "is normalised over its channels")
+        return
+    tracker.follow(node.output[0], track.axis, track.ids)
+
+
 def concat(tracker: Tracker, node: NodeProto) -> None:
     """Along the channel axis positions are joined (any nesting and repeats); along others they are coupled."""
     followed = [name for name in node.input if name in tracker.tracks]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from edgeds.compress import group_layers, group_layout, group_ops
+from edgeds.compress import group_attention, group_layers, group_layout, group_ops
 from edgeds.compress.group_axes import KEPT, Cut, Ids, Rewrite, Track, Tracker, new_tracker
 from edgeds.errors import ModelError, SpecError
 from edgeds.graph.proto import is_standard, subgraphs
@@ -32,6 +32,8 @@ _HANDLERS: dict[str, Callable[[Tracker, NodeProto], None]] = {
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), group_layers.batchnorm),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), group_layout.squeeze),
     **dict.fromkeys(("Expand", "Tile"), group_layout.expand),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), group_ops.layernorm),
+    "Attention": group_attention.attention,
     "Gemm": group_layers.gemm,
     "MatMul": group_layers.matmul,
     "Concat": group_ops.concat,
@@ -43,6 +45,14 @@ _HANDLERS: dict[str, Callable[[Tracker, NodeProto], None]] = {
     "Transpose": group_layout.transpose,
     "Shape": group_layout.shape_of,
 }
+
+
+_FUSED: dict[str, Callable[[Tracker, NodeProto], None]] = {
+    **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "QuickGelu"), group_ops.elementwise),
+    **dict.fromkeys(("MultiHeadAttention", "GroupQueryAttention"), group_attention.attention),
+    "Attention": group_attention.packed_attention,
+}
+"""Operators of ONNX Runtime, which its own transformer optimizer writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +139,8 @@ def _named(view: GraphView, patterns: Sequence[str]) -> list[str]:
 
 
 def _visit(tracker: Tracker, node: NodeProto) -> None:
-    handler = _HANDLERS.get(node.op_type) if is_standard(node) and not subgraphs(node) else None
+    handlers = _HANDLERS if is_standard(node) else _FUSED if node.domain == group_attention.MICROSOFT else {}
+    handler = handlers.get(node.op_type) if not subgraphs(node) else None
     if node.op_type in ("Constant", "ConstantOfShape"):
         handler = None
     if handler is not None:

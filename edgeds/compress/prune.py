@@ -79,9 +79,9 @@ def prune_model(
     options = options or PruneOptions()
     goal = Goal.of(ratio=ratio, speedup=speedup, budget=budget, target=target, precision=precision)
     source, place = Path(path), Path(out).absolute()
-    _check_place(source, place)
+    check_place(source, place)
     dense = load_model(source)
-    samples = _samples(calibration, options)
+    samples = take_samples(calibration, options)
     method = options.method or ("sensitivity" if samples else "l2")
     with stage("finding coupled channels", quiet=quiet):
         found = _analyse(dense, options, absorbing=ratio != 0)
@@ -93,7 +93,7 @@ def prune_model(
     pruned, fitted = result.model, 0
     if result.mapping and samples and options.reconstruct:
         pruned, fitted = _reconstruct(found.model, result, samples, options=options, quiet=quiet)
-    pruned = _checked(pruned, dense, threads=options.threads)
+    pruned = check_result(pruned, dense, threads=options.threads)
     report = make_report(
         place,
         (count_cost(dense), count_cost(pruned)),
@@ -133,7 +133,8 @@ def _analyse(dense: ModelProto, options: PruneOptions, *, absorbing: bool) -> _A
     return _Analysis(model=model, groups=groups, moved=moved)
 
 
-def _samples(calibration: Any, options: PruneOptions) -> list[dict[str, Any]]:
+def take_samples(calibration: Any, options: PruneOptions) -> list[dict[str, Any]]:
+    """At most ``options.samples`` feeds; [] without a calibration set. Raises SpecError, CalibrationError."""
     if isinstance(options.samples, bool) or not isinstance(options.samples, int) or options.samples < 1:
         raise SpecError(f"samples: expected a whole number from 1, got {options.samples!r}")
     if calibration is None:
@@ -197,7 +198,8 @@ def _remove(
     return result, chosen, notes
 
 
-def _check_place(source: Path, place: Path) -> None:
+def check_place(source: Path, place: Path) -> None:
+    """Refuse a result that is no .onnx file, or the model itself. Raises SpecError."""
     if place.suffix.lower() != ".onnx":
         raise SpecError(f"--out {place}: name a file that ends in .onnx")
     if place.is_dir():
@@ -218,7 +220,7 @@ def _reconstruct(
     return report.model, sum(layer.ridge is not None for layer in report.layers)
 
 
-def _checked(pruned: ModelProto, dense: ModelProto, *, threads: int | None) -> ModelProto:
+def check_result(pruned: ModelProto, dense: ModelProto, *, threads: int | None) -> ModelProto:
     """With known shapes again; loads, runs, and gives outputs of the dense model's shapes and dtypes."""
     model = infer_shapes(pruned)
     shapes = assume_input_shapes(dense).shapes

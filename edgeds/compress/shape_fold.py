@@ -7,8 +7,10 @@ reading is replaced by its value and the arithmetic is folded away; what depends
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
+from edgeds.compress.shape_sizes import complete_reshapes, drop_guards, straighten_transposes, unshare_targets
 from edgeds.graph.fold import fold_constants
 from edgeds.graph.proto import attributes
 from edgeds.graph.view import GraphView
@@ -21,16 +23,19 @@ def fold_shapes(model: ModelProto) -> ModelProto:
     """A copy with constants folded, those from fixed dims included. Names of nodes that stay do not change."""
     folded = fold_constants(model)
     for _ in range(_ROUNDS):
-        view = GraphView(folded)
+        view = GraphView(complete_reshapes(folded))
         done = sum(_settle(view, node) for node in view.nodes if node.op_type == "Shape" and not node.domain)
+        done += drop_guards(view) + straighten_transposes(view)
         if not done:
             break
         folded = fold_constants(view.finish())
-    return folded
+    view = GraphView(folded)
+    return view.finish() if unshare_targets(view) else folded
 
 
 def _settle(view: GraphView, node: NodeProto) -> int:
-    """Replace what is known of one Shape: all of it, or the elements that a Gather takes. Return how many readings."""
+    """Replace what is known of one Shape: all of it, or the elements that a Gather or Slice takes. Return how many
+    readings."""
     dims = view.shape(node.input[0])
     if dims is None or view.is_output(node.output[0]):
         return 0
@@ -43,7 +48,7 @@ def _settle(view: GraphView, node: NodeProto) -> int:
         return 1
     done = 0
     for reader in view.consumers(node.output[0]):
-        places = view.constant(reader.input[1]) if reader.op_type == "Gather" else None
+        places = _places(view, reader, len(dims))
         if places is None or places.size == 0 or view.is_output(reader.output[0]):
             continue
         if not ((places >= -len(dims)) & (places < len(dims))).all():
@@ -55,3 +60,16 @@ def _settle(view: GraphView, node: NodeProto) -> int:
             view.store_constant(reader.output[0], value)
             done += 1
     return done
+
+
+def _places(view: GraphView, reader: NodeProto, rank: int) -> NDArray[np.int64] | None:
+    """Which elements of a shape a Gather or a Slice takes; None when that is computed."""
+    if reader.op_type == "Gather":
+        return view.constant(reader.input[1])
+    if reader.op_type != "Slice" or len(reader.input) < 3:
+        return None
+    starts, ends = view.constant(reader.input[1]), view.constant(reader.input[2])
+    steps = view.constant(reader.input[4]) if len(reader.input) > 4 and reader.input[4] else np.ones(1, np.int64)
+    if starts is None or ends is None or steps is None or starts.size != 1:
+        return None
+    return np.arange(rank, dtype=np.int64)[slice(int(starts[0]), int(ends[0]), int(steps[0]))]

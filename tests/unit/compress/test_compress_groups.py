@@ -158,7 +158,6 @@ def test_a_constant_that_something_else_reads_is_copied():
         ("shuffled", "broken up"),
         ("branching", "branch or loop"),
         ("unknown", "DepthToSpace is not followed"),
-        ("unknown", "LayerNormalization is not followed"),
         ("unknown", "normalised over its channels"),
     ],
 )
