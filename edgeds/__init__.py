@@ -30,6 +30,7 @@ _MODULES = {
         "MissingDependency",
         "ModelError",
         "OutOfMemory",
+        "PoolExhausted",
         "QueueFull",
         "SensorUnavailable",
         "SessionClosed",

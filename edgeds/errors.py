@@ -14,6 +14,7 @@ EdgedsError
 │   ├── OutOfMemory
 │   └── SensorUnavailable
 ├── QueueFull                      back-pressure: the session's queue is full
+├── PoolExhausted                  back-pressure: no page of the KV pool is left
 ├── DeadlineExceeded               a request expired before it was computed
 ├── SessionClosed                  a request met a session that is closed or closing
 └── MissingDependency(ImportError) names the extra to install
@@ -76,6 +77,10 @@ class SensorUnavailable(DeviceError):
 
 class QueueFull(EdgedsError):
     """The session's queue is full and its policy rejects new requests (or dropped this one)."""
+
+
+class PoolExhausted(EdgedsError):
+    """The KV pool has too few pages left; nothing was changed. Preempt or close a sequence, then try again."""
 
 
 class DeadlineExceeded(EdgedsError):
