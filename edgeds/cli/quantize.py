@@ -65,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit.add_argument("--max-drop", type=float, metavar="D", help="points of 100 that INT8 may lose; exit 1 above it")
     limit.add_argument("--data", type=Path, metavar="DIR", help="labelled images, for mAP50-95 instead of agreement")
     limit.add_argument("--split", help="split of --data to measure on")
+    limit.add_argument("--min-int8", type=float, metavar="SHARE", help="share of FLOPs that stays INT8 (default 0.5)")
+    limit.add_argument("--minutes", type=float, metavar="M", help="try nothing new after so long (default 30)")
     limit.add_argument("--target", metavar="NAME@MODE", help="board whose predicted time says which layers are cheap")
     nodes = parser.add_argument_group("what is quantized")
     nodes.add_argument("--exclude", action="append", default=[], metavar="NODE", help="keep a node float, repeatable")
@@ -129,21 +131,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _limit(args: argparse.Namespace) -> Limit | None:
+    from edgeds.compress.accuracy_limit import DEFAULT_MINUTES, DEFAULT_SHARE, Limit
+
+    flags = {"--data": args.data, "--split": args.split, "--target": args.target}
+    flags |= {"--min-int8": args.min_int8, "--minutes": args.minutes}
     if args.max_drop is None:
-        for flag, value in (("--data", args.data), ("--split", args.split), ("--target", args.target)):
+        for flag, value in flags.items():
             if value is not None:
                 raise SpecError(f"{flag} belongs to an accuracy limit: give --max-drop too")
         return None
     if args.split is not None and args.data is None:
         raise SpecError("--split is one of --data: give --data too")
-    from edgeds.compress.accuracy_limit import Limit
-
+    limit = Limit(
+        max_drop=args.max_drop,
+        min_share=DEFAULT_SHARE if args.min_int8 is None else args.min_int8,
+        minutes=DEFAULT_MINUTES if args.minutes is None else args.minutes,
+    )
     if args.data is None:
-        return Limit(max_drop=args.max_drop)
-    from edgeds.workshop.measure import detection_limit
+        return limit
+    from edgeds.workshop.measure import detection_metric
 
     size = Resolution.parse(args.size) if args.size else None
-    return detection_limit(args.model, max_drop=args.max_drop, data=args.data, split=args.split, size=size)
+    measure = detection_metric(args.model, data=args.data, split=args.split, size=size, preprocess=_preprocess(args))
+    return replace(limit, measure=measure, metric="mAP50-95")
 
 
 def _open_set(args: argparse.Namespace) -> CalibrationSet:

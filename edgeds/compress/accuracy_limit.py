@@ -20,22 +20,31 @@ Measure = Callable[[Path], float]
 """Points (of 100, more is better) of the model in a file."""
 
 
+DEFAULT_MINUTES = 30.0
+DEFAULT_SHARE = 0.5
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """``max_drop`` points may be lost. ``measure``: the task's metric; None: agreement with the float model."""
+    """``max_drop`` points may be lost. ``measure``: the task's metric; None: agreement with the float model.
+
+    No layer goes back to float that would leave less than ``min_share`` of the quantizable FLOPs in INT8, and nothing
+    new is tried after ``minutes``.
+    """
 
     max_drop: float
     measure: Measure | None = None
     metric: str = "agreement"
+    min_share: float = DEFAULT_SHARE
+    minutes: float = DEFAULT_MINUTES
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise SpecError(f"--max-drop {self.max_drop}: give points of the metric, 0 or more")
-
-
-def agreement(sqnr_db: float) -> float:
-    """Points of agreement at a signal-to-noise ratio."""
-    return 100.0 if sqnr_db == math.inf else 100.0 * (1.0 - 10.0 ** (-sqnr_db / 10.0))
+        if not 0.0 <= self.min_share <= 1.0:
+            raise SpecError(f"--min-int8 {self.min_share}: give a share of the FLOPs, from 0 to 1")
+        if not self.minutes > 0:
+            raise SpecError(f"--minutes {self.minutes}: give a time above 0")
 
 
 def layer_costs(model: ModelProto, *, target: str | None) -> dict[str, float]:

@@ -1,67 +1,47 @@
 """Quantize within an accuracy limit: try the methods, repair what hurts, give back to float what must be.
 
-The search keeps the best it has measured, so the result is never worse than the best single method it tried:
+The search keeps the best it has measured, so the result is never worse than the best single method:
 
-1. Every calibration method (and, where the network allows, equalised or smoothed weights) is compared on samples held
-   out of calibration; the best few are measured with the metric that counts.
+1. Every calibration method and, where the network allows, equalised or smoothed weights are compared with the float
+   model on samples held out of calibration (judge.py). All plain methods and the best of the others are measured with
+   the metric that counts.
 2. If the limit does not hold, tensors on which the methods disagree choose their range one by one.
-3. Then layers go back to float, in the order of error removed per cost, as few as the metric needs.
+3. Then layers go back to float, in the order of agreement gained per cost, as few as the metric needs.
 
-The metric is the task's own where labels exist (points of mAP50-95, of Spearman's correlation ...). Without labels it
-is the agreement with the float model: 100 x (1 - error power / signal power) of the worst output, so that a drop of
-0.5 points is a signal-to-noise ratio of 23 dB.
+The metric is the task's own where labels exist (points of mAP50-95, of Spearman's correlation ...), else the agreement.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from onnx import ModelProto
 
-from edgeds.compress.accuracy_limit import Limit, agreement
-from edgeds.compress.bias import correct_biases
-from edgeds.compress.calibread import Sample
+from edgeds.compress.accuracy_limit import Limit
 from edgeds.compress.calibset import CalibrationSet
-from edgeds.compress.fit import usable_plan
+from edgeds.compress.candidates import Candidate, CandidateMaker, quantized
+from edgeds.compress.fit import Fitted
+from edgeds.compress.judge import WORST, Judge
 from edgeds.compress.placement import QdqPlan
-from edgeds.compress.qdq import insert_qdq
-from edgeds.compress.rangefind import AUTO, FoundRanges, RangeSettings, find_ranges
-from edgeds.compress.ranges import TensorRange
-from edgeds.compress.seams import equalize, find_seams
-from edgeds.compress.smoothquant import smooth
 from edgeds.compress.verify import compare_models
-from edgeds.errors import CalibrationError, SpecError
+from edgeds.errors import CalibrationError
 from edgeds.graph.io import save_model
 from edgeds.graph.view import GraphView
 from edgeds.progress import track
 
-Ranges = Mapping[str, TensorRange]
-MEASURED_CANDIDATES = 2
-"""How many of the compared candidates the metric is asked about; the first is nearly always the best."""
+MEASURED_VARIANTS = 2
+"""How many rescaled candidates the metric is asked about, beside the plain methods."""
 PROBED_LAYERS = 32
 PROBED_TENSORS = 12
 _DISAGREE = 1.2
 """Methods disagree about a tensor when their largest and smallest range differ by this factor."""
 _REASON = "autopilot: its rounding costs more accuracy than the limit leaves"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One way to quantize: a (rescaled) float model, the pairs, their ranges. ``sqnr_db`` on held-out samples."""
-
-    name: str
-    model: ModelProto = field(repr=False)
-    plan: QdqPlan = field(repr=False)
-    found: FoundRanges = field(repr=False)
-    ranges: dict[str, TensorRange] = field(repr=False)
-    bias_correction: bool = True
-    sqnr_db: float = -math.inf
-    points: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,165 +54,151 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of each layer: what FP16 costs beyond INT8 (``price``, milliseconds or FLOPs), and its FLOPs."""
+
+    price: Mapping[str, float]
+    flops: Mapping[str, float]
+
+    def int8_share(self, plan: QdqPlan) -> float:
+        """INT8 FLOPs of all that could be quantized."""
+        kept = sum(self.flops.get(item.node, 0.0) for item in plan.nodes)
+        total = kept + sum(self.flops.get(name, 0.0) for name in plan.float_nodes)
+        return kept / total if total else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Flight:
-    """What was tried and what came out. ``blame``: layers ordered by how much of the error is theirs."""
+    """What was tried and what came out. ``blame``: layers ordered by agreement per cost that float would gain."""
 
     chosen: Candidate
-    metric: str
+    limit: Limit
     float_points: float
-    points: float
-    max_drop: float
-    tried: tuple[tuple[str, float, float | None], ...]
+    tried: tuple[Candidate, ...]
     returned: tuple[str, ...]
     blame: tuple[Layer, ...]
+    out_of_time: bool
 
     @property
     def drop(self) -> float:
         """Points lost against float."""
-        return self.float_points - self.points
+        return self.float_points - _points(self.chosen)
 
     @property
     def holds(self) -> bool:
         """Whether the limit holds."""
-        return self.drop <= self.max_drop
+        return self.drop <= self.limit.max_drop
 
     def to_json(self) -> dict[str, Any]:
         """For the report."""
         return {
-            "metric": self.metric,
+            "metric": self.limit.metric,
             "float": round(self.float_points, 4),
-            "int8": round(self.points, 4),
+            "int8": round(_points(self.chosen), 4),
             "drop": round(self.drop, 4),
-            "max_drop": self.max_drop,
+            "max_drop": self.limit.max_drop,
             "holds": self.holds,
             "method": self.chosen.name,
+            "bias_correction": self.chosen.bias_correction,
             "tried": [
-                {"method": name, "sqnr_db": None if math.isinf(db) else round(db, 2), "points": points}
-                for name, db, points in self.tried
+                {"method": item.name, "agreement": round(item.agreement, 4), "points": item.points}
+                for item in self.tried
             ],
             "returned_to_float": list(self.returned),
             "blame": [{"node": layer.node, "gain": round(layer.gain, 4)} for layer in self.blame],
+            "out_of_time": self.out_of_time,
         }
 
 
 class Pilot:
-    """One search. ``place(model) -> QdqPlan`` says where pairs go; ``wanted(view, plan)`` which tensors need ranges."""
+    """One search for the best INT8 form of one model under a limit."""
 
     def __init__(
-        self,
-        limit: Limit,
-        *,
-        place: Callable[[ModelProto], QdqPlan],
-        wanted: Callable[[ModelProto, QdqPlan], Sequence[str]],
-        settings: RangeSettings,
-        costs: Mapping[str, float],
+        self, limit: Limit, *, maker: CandidateMaker, costs: Costs, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._limit = limit
-        self._place, self._wanted = place, wanted
-        self._settings = replace(settings, method=AUTO, ranges_in=None)
-        self._costs = costs
-        self._tried: list[tuple[str, float, float | None]] = []
+        self._limit, self._maker, self._costs, self._clock = limit, maker, costs, clock
+        self._threads, self._quiet = maker.settings.threads, maker.settings.quiet
+        self._tried: list[Candidate] = []
+        self._until = 0.0
+        self._judge: Judge | None = None
 
-    def fly(self, model: ModelProto, calibration: CalibrationSet) -> Flight:
-        """Search. Raises CalibrationError when nothing can be quantized."""
-        calibration = _many_times(calibration)
-        candidates = self._candidates(model, calibration)
-        ranked = sorted(candidates, key=lambda item: item.sqnr_db, reverse=True)
-        base = self._float_points(model)
-        measured = [self._measured(item, model) for item in ranked[:MEASURED_CANDIDATES]]
-        self._tried += [(item.name, item.sqnr_db, None) for item in ranked[MEASURED_CANDIDATES:]]
-        best = max(measured, key=_points)
+    def fly(self, model: ModelProto, calibration: CalibrationSet, *, bias_correction: bool = True) -> Flight:
+        """Search. Raises CalibrationError when nothing can be quantized, or the metric is not a number."""
+        self._until = self._clock() + 60.0 * self._limit.minutes
+        made = self._maker.make(model, calibration)
+        self._judge = judge = Judge(model, made[0].found.held_out or made[0].found.feeds, threads=self._threads)
+        base = 100.0 if self._limit.measure is None else self._points_of(model)
+        best = self._best_method(made, judge, corrects=bias_correction)
         blame: tuple[Layer, ...] = ()
         returned: tuple[str, ...] = ()
         if not self._holds(best, base):
-            best = max(best, self._measured(self._tune_tensors(best, model), model), key=_points)
+            best = max(best, self._measured(self._tune_tensors(best, judge)), key=_points)
         if not self._holds(best, base):
-            blame = self._blame(best, model)
-            best, returned = self._give_back(best, model, blame, base)
+            blame = self._blame(best, judge)
+            best, returned = self._give_back(best, judge, blame, base)
         return Flight(
             chosen=best,
-            metric=self._limit.metric,
+            limit=self._limit,
             float_points=base,
-            points=_points(best),
-            max_drop=self._limit.max_drop,
             tried=tuple(self._tried),
             returned=returned,
             blame=blame,
+            out_of_time=self._late(),
         )
 
-    def _candidates(self, model: ModelProto, calibration: CalibrationSet) -> list[Candidate]:
-        variants = {"": model}
-        first = self._ranges(model, calibration)
-        view = GraphView(model, copy=False)
-        seams = find_seams(view)
-        if any(seam.makers and seam.axis == 1 for seam in seams):
-            variants["equalized+"] = equalize(model).model
-        if any(seam.axis == -1 for seam in seams):
-            variants["smoothed+"] = smooth(model, first[1].feeds, threads=self._settings.threads).model
-        made: list[Candidate] = []
-        for prefix, variant in variants.items():
-            plan, found = first if not prefix else self._ranges(variant, calibration)
-            for method, ranges in found.candidates.items():
-                kept = usable_plan(plan, ranges)
-                if kept.nodes:
-                    made.append(
-                        Candidate(name=prefix + method, model=variant, plan=kept, found=found, ranges=dict(ranges))
-                    )
-        if not made:
-            raise CalibrationError("no tensor has a usable range with any method, so nothing can be INT8")
-        quiet = self._settings.quiet
-        return [
-            self._compared(item, model) for item in track(made, what="comparing methods", total=len(made), quiet=quiet)
-        ]
+    def confirmed(self, flight: Flight, fitted: Fitted) -> Flight:
+        """The flight with the points of what came out, when it had to be repaired: INT8 lost layers altogether."""
+        assert self._judge is not None
+        gone = {item.node for item in flight.chosen.plan.nodes} - {item.node for item in fitted.plan.nodes}
+        if not gone and flight.chosen.points is not None:
+            return flight
+        agreement = self._judge.agreement(fitted.model)
+        points = agreement if self._limit.measure is None else self._points_of(fitted.model)
+        name = flight.chosen.name + (f", {len(gone)} lost layers in float" if gone else "")
+        chosen = replace(flight.chosen, name=name, plan=fitted.plan, agreement=agreement, points=points)
+        returned = (*flight.returned, *sorted(gone))
+        return replace(flight, chosen=chosen, tried=(*flight.tried, chosen), returned=returned)
 
-    def _ranges(self, model: ModelProto, calibration: CalibrationSet) -> tuple[QdqPlan, FoundRanges]:
-        plan = self._place(model)
-        found = find_ranges(model, self._wanted(model, plan), calibration=calibration, settings=self._settings)
-        return plan, found
-
-    def quantized(self, item: Candidate) -> ModelProto:
-        """The Q/DQ model of a candidate."""
-        base = item.model
-        if item.bias_correction:
-            base = correct_biases(base, item.plan, item.ranges, item.found.feeds, threads=self._settings.threads)
-        return insert_qdq(base, item.plan, item.ranges)
-
-    def _compared(self, item: Candidate, model: ModelProto) -> Candidate:
-        """With its figure on held-out samples, biases corrected or not, whichever is better."""
-        both = [replace(item, bias_correction=corrects) for corrects in (True, False)]
-        return max((replace(one, sqnr_db=self._sqnr(one, model)) for one in both), key=lambda one: one.sqnr_db)
-
-    def _sqnr(self, item: Candidate, model: ModelProto) -> float:
-        feeds = item.found.held_out or item.found.feeds
-        try:
-            found = compare_models(model, self.quantized(item), feeds, threads=self._settings.threads).sqnr_db
-        except CalibrationError:
-            return -math.inf  # an output died: worse than any figure
-        return math.inf if found is None else found
-
-    def _float_points(self, model: ModelProto) -> float:
-        return 100.0 if self._limit.measure is None else self._points_of(model)
-
-    def _points_of(self, model: ModelProto) -> float:
-        if self._limit.measure is None:
-            raise SpecError("there is no metric to measure")
-        with TemporaryDirectory(prefix="edgeds-autopilot-") as folder:
-            return float(self._limit.measure(save_model(model, Path(folder) / "candidate.onnx")))
-
-    def _measured(self, item: Candidate, model: ModelProto) -> Candidate:
-        if math.isinf(item.sqnr_db) and item.sqnr_db < 0:
-            item = replace(item, points=-math.inf)
-        elif self._limit.measure is None:
-            item = replace(item, points=agreement(self._sqnr(item, model)))
-        else:
-            item = replace(item, points=self._points_of(self.quantized(item)))
-        self._tried.append((item.name, item.sqnr_db, item.points))
-        return item
+    def _late(self) -> bool:
+        return self._clock() > self._until
 
     def _holds(self, item: Candidate, base: float) -> bool:
         return base - _points(item) <= self._limit.max_drop
 
-    def _tune_tensors(self, item: Candidate, model: ModelProto) -> Candidate:
+    def _best_method(self, made: Sequence[Candidate], judge: Judge, *, corrects: bool) -> Candidate:
+        """The best by the metric; plain methods are all measured, so that none of them can be better."""
+        compared: list[Candidate] = []
+        for item in track(made, what="comparing methods", total=len(made), quiet=self._quiet):
+            both = [replace(item, bias_correction=choice) for choice in ((True, False) if corrects else (False,))]
+            compared.append(max((self._judged(one, judge) for one in both), key=lambda one: one.agreement))
+        ranked = sorted(compared, key=lambda item: item.agreement, reverse=True)
+        rescaled = [item for item in ranked if not item.is_plain]
+        chosen = [item for item in ranked if item.is_plain or item in rescaled[:MEASURED_VARIANTS]]
+        self._tried += rescaled[MEASURED_VARIANTS:]
+        unit = track(chosen, what="measuring", total=len(chosen), quiet=self._quiet or self._limit.measure is None)
+        return max([self._measured(item) for item in unit], key=_points)
+
+    def _judged(self, item: Candidate, judge: Judge) -> Candidate:
+        return replace(item, agreement=judge.agreement(quantized(item, threads=self._threads)))
+
+    def _measured(self, item: Candidate) -> Candidate:
+        """With points of the metric, unless an output is dead, which needs no metric."""
+        if item.agreement > WORST and self._limit.measure is None:
+            item = replace(item, points=item.agreement)
+        elif item.agreement > WORST:
+            item = replace(item, points=self._points_of(quantized(item, threads=self._threads)))
+        self._tried.append(item)
+        return item
+
+    def _points_of(self, model: ModelProto) -> float:
+        assert self._limit.measure is not None
+        with TemporaryDirectory(prefix="edgeds-autopilot-") as folder:
+            found = float(self._limit.measure(save_model(model, Path(folder) / "candidate.onnx")))
+        if not math.isfinite(found):
+            raise CalibrationError(f"the metric {self._limit.metric} is {found}: is there anything to measure on?")
+        return found
+
+    def _tune_tensors(self, item: Candidate, judge: Judge) -> Candidate:
         """Where methods disagree most, the range with the least error at the outputs, one tensor after the other."""
         options: list[tuple[float, str]] = []
         for name in item.plan.tensors:
@@ -241,75 +207,79 @@ class Pilot:
                 options.append((max(scales) / min(scales), name))
         chosen = [name for _, name in sorted(options, reverse=True)[:PROBED_TENSORS]]
         best = item
-        for name in track(chosen, what="choosing ranges", total=len(chosen), quiet=self._settings.quiet):
+        for name in track(chosen, what="choosing ranges", total=len(chosen), quiet=self._quiet):
             for ranges in item.found.candidates.values():
-                if name not in ranges or ranges[name].scale == best.ranges[name].scale or ranges[name].note:
+                if self._late() or name not in ranges or ranges[name].note:
                     continue
-                trial = replace(best, ranges={**best.ranges, name: ranges[name]})
-                trial = replace(trial, sqnr_db=self._sqnr(trial, model))
-                if trial.sqnr_db > best.sqnr_db:
-                    best = trial
+                if ranges[name].scale != best.ranges[name].scale:
+                    trial = replace(best, ranges={**best.ranges, name: ranges[name]})
+                    best = max(best, self._judged(trial, judge), key=lambda one: one.agreement)
         return replace(best, name=f"{item.name}, ranges by tensor", points=None)
 
-    def _blame(self, item: Candidate, model: ModelProto) -> tuple[Layer, ...]:
-        """Agreement gained by each layer alone in float, most per cost first."""
+    def _blame(self, item: Candidate, judge: Judge) -> tuple[Layer, ...]:
+        """Agreement gained by each layer alone in float, most per cost first; the loudest ones when there are many."""
         names = [plan.node for plan in item.plan.nodes]
         if len(names) > PROBED_LAYERS:
-            names = self._loudest(item, model, names)
-        start = agreement(item.sqnr_db)
+            names = self._loudest(item, names)[:PROBED_LAYERS]
         layers = []
-        for name in track(names, what="finding layers to blame", total=len(names), quiet=self._settings.quiet):
-            trial = replace(item, plan=item.plan.without_node(name, _REASON))
-            gain = agreement(self._sqnr(trial, model)) - start if trial.plan.nodes else 0.0
-            layers.append(Layer(node=name, gain=gain, cost=max(self._costs.get(name, 0.0), 1e-12)))
+        for name in track(names, what="finding layers to blame", total=len(names), quiet=self._quiet):
+            trial = item.without([name], _REASON)
+            if trial.plan.nodes and not self._late():
+                gain = self._judged(trial, judge).agreement - item.agreement
+                layers.append(Layer(node=name, gain=gain, cost=max(self._costs.price.get(name, 0.0), 1e-12)))
         return tuple(sorted(layers, key=lambda layer: layer.gain / layer.cost if layer.gain > 0 else -1, reverse=True))
 
-    def _loudest(self, item: Candidate, model: ModelProto, names: list[str]) -> list[str]:
-        """Layers whose own error stands out: the fall of the signal-to-noise ratio from what feeds them."""
+    def _loudest(self, item: Candidate, names: Sequence[str]) -> list[str]:
+        """Layers by the signal-to-noise ratio of their outputs, lowest first."""
         view = GraphView(item.model, copy=False)
         outputs = {node.name: node.output[0] for node in view.nodes}
+        model = quantized(item, threads=self._threads)
         layers = [(name, outputs[name]) for name in names]
-        feeds = item.found.held_out or item.found.feeds
-        found = compare_models(item.model, self.quantized(item), feeds, layers=layers, threads=self._settings.threads)
+        feeds = (item.found.held_out or item.found.feeds)[:2]
+        found = compare_models(item.model, model, feeds, layers=layers, threads=self._threads)
         level = {layer.node: math.inf if layer.sqnr_db is None else layer.sqnr_db for layer in found.layers}
-        return sorted(names, key=lambda name: level[name])[:PROBED_LAYERS]
+        return sorted(names, key=lambda name: level[name])
 
     def _give_back(
-        self, item: Candidate, model: ModelProto, blame: Sequence[Layer], base: float
+        self, item: Candidate, judge: Judge, blame: Sequence[Layer], base: float
     ) -> tuple[Candidate, tuple[str, ...]]:
-        """The shortest start of ``blame`` that has to be float, found by halving; else the best that was measured."""
-        useful = [layer.node for layer in blame if layer.gain > 0]
-        best, returned = item, tuple[str, ...]()
-        low, high = 0, len(useful)
-        trials: dict[int, Candidate] = {}
+        """The shortest start of ``blame`` that has to be float: doubled until the limit holds, then halved.
 
-        def at(count: int) -> Candidate:
+        Without one that holds: the best that was measured.
+        """
+        order = self._returnable(item, blame)
+        trials = {0: item}
+
+        def holds(count: int) -> bool:
             if count not in trials:
-                plan = item.plan
-                for name in useful[:count]:
-                    plan = plan.without_node(name, _REASON)
-                trial = replace(item, plan=plan, name=f"{item.name}, {count} layers in float", points=None)
-                trials[count] = self._measured(replace(trial, sqnr_db=self._sqnr(trial, model)), model)
-            return trials[count]
+                named = replace(item, name=f"{item.name}, {count} layers in float")
+                trials[count] = self._measured(self._judged(named.without(order[:count], _REASON), judge))
+            return self._holds(trials[count], base)
 
-        if high and len(item.plan.nodes) > high and self._holds(at(high), base):
-            while high - low > 1:
+        low, high = 0, min(1, len(order))
+        while high < len(order) and not self._late() and not holds(high):
+            low, high = high, min(2 * high, len(order))
+        if high and not self._late() and holds(high):
+            while high - low > 1 and not self._late():
                 middle = (low + high) // 2
-                low, high = (low, middle) if self._holds(at(middle), base) else (middle, high)
-            return at(high), tuple(useful[:high])
-        for count, trial in trials.items():
-            if _points(trial) > _points(best):
-                best, returned = trial, tuple(useful[:count])
-        return best, returned
+                low, high = (low, middle) if holds(middle) else (middle, high)
+            return trials[high], tuple(order[:high])
+        best = max(trials, key=lambda count: (_points(trials[count]), -count))
+        return trials[best], tuple(order[:best])
+
+    def _returnable(self, item: Candidate, blame: Sequence[Layer]) -> list[str]:
+        """Layers that gain in the order of blame, then those not probed, as far as enough FLOPs stay in INT8."""
+        probed = {layer.node for layer in blame}
+        rest = [plan.node for plan in item.plan.nodes if plan.node not in probed]
+        order: list[str] = []
+        plan = item.plan
+        for name in [layer.node for layer in blame if layer.gain > 0] + rest:
+            smaller = plan.without_node(name, _REASON)
+            if smaller.nodes and self._costs.int8_share(smaller) >= self._limit.min_share:
+                plan = smaller
+                order.append(name)
+        return order
 
 
 def _points(item: Candidate) -> float:
     return -math.inf if item.points is None else item.points
-
-
-def _many_times(calibration: CalibrationSet) -> CalibrationSet:
-    """Samples that can be read again: several calibrations are needed."""
-    if not calibration.one_shot:
-        return calibration
-    kept = [Sample(name=f"sample {index}", feeds=dict(feed)) for index, feed in enumerate(calibration)]
-    return replace(calibration, _read=lambda: iter(kept), one_shot=False)

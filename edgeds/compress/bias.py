@@ -8,6 +8,7 @@ and quantized weights W', the expected change of the output is ``sum_k (W' E[x'_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -20,6 +21,9 @@ from edgeds.graph.proto import attributes
 from edgeds.graph.session import open_session
 from edgeds.graph.view import GraphView
 
+Means = dict[tuple[str, int, float], tuple[np.ndarray, np.ndarray]]
+"""Channel means (exact, rounded) by tensor, channel axis and scale: for many corrections on the same feeds."""
+
 
 def correct_biases(
     model: ModelProto,
@@ -28,71 +32,121 @@ def correct_biases(
     feeds: Sequence[Feeds],
     *,
     threads: int | None = None,
+    known: Means | None = None,
 ) -> ModelProto:
-    """Return the float model with the bias of every quantized convolution moved against its expected shift.
+    """Return the float model with the bias of every quantized layer moved against its expected shift.
 
     ``model`` is the float model that ``plan`` belongs to; the corrected biases are meant for its quantized form only.
-    Convolutions without a constant bias, and biases shared with other nodes, are left alone.
+    Layers without a constant bias of their own, and biases shared with other nodes, are left alone. ``known`` is filled
+    with the means that were measured, and saves measuring those it holds.
     """
     view = GraphView(model)
     nodes = {node.name: node for node in view.nodes}
-    chosen = [item for item in plan.nodes if _is_correctable(view, nodes[item.node], item)]
-    tensors = list(dict.fromkeys(item.activations[0] for item in chosen))
-    if not tensors or not feeds:
+    chosen = [layer for item in plan.nodes if (layer := _correctable(view, nodes[item.node], item)) is not None]
+    keys = list(dict.fromkeys((layer.tensor, layer.axis, ranges[layer.tensor].scale) for layer in chosen))
+    if not keys or not feeds:
         return model
-    means = _channel_means(model, tensors, ranges, feeds, threads=threads)
-    for item in chosen:
-        node = nodes[item.node]
-        weight, bias = view.constant(node.input[1]), view.constant(node.input[2])
+    known = {} if known is None else known
+    known |= _channel_means(model, [key for key in keys if key not in known], feeds, threads=threads)
+    for layer in chosen:
+        weight, bias = view.constant(layer.weight), view.constant(layer.bias)
         assert weight is not None
         assert bias is not None
-        before, after = means[item.activations[0]]
-        group = attributes(node).get("group", 1)
-        quantized = quantize_weight(weight, 0).dequantized()
-        shift = _expected(quantized, after, group) - _expected(weight, before, group)
+        before, after = known[layer.tensor, layer.axis, ranges[layer.tensor].scale]
+        quantized = quantize_weight(weight, layer.output_axis).dequantized()
+        shift = _expected(quantized, after, layer) - _expected(weight, before, layer)
         if np.isfinite(shift).all():
-            view.set_constant(node.input[2], (bias - shift).astype(bias.dtype))
+            view.set_constant(layer.bias, (bias - shift.reshape(bias.shape)).astype(bias.dtype))
     return view.finish()
 
 
-def _is_correctable(view: GraphView, node: NodeProto, item: NodePlan) -> bool:
-    if node.op_type != "Conv" or 0 not in item.activations or len(node.input) < 3 or not node.input[2]:
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """A layer whose bias can take a shift: its input, the channel axis there, and its constants."""
+
+    tensor: str
+    axis: int
+    weight: str
+    output_axis: int
+    bias: str
+    group: int = 1
+
+
+def _correctable(view: GraphView, node: NodeProto, item: NodePlan) -> _Layer | None:
+    if 0 not in item.activations or not view.is_constant(node.input[1]):
+        return None
+    options = attributes(node)
+    if node.op_type == "Conv" and _is_own_bias(view, node, 2):
+        group = options.get("group", 1)
+        return _Layer(
+            tensor=item.activations[0], axis=1, weight=node.input[1], output_axis=0, bias=node.input[2], group=group
+        )
+    plain = not options.get("transA", 0) and options.get("beta", 1.0) == options.get("alpha", 1.0) == 1.0
+    if node.op_type == "Gemm" and plain and _is_own_bias(view, node, 2):
+        output_axis, bias = (0 if options.get("transB", 0) else 1), node.input[2]
+    elif node.op_type == "MatMul" and (found := _added_bias(view, node)):
+        output_axis, bias = 1, found
+    else:
+        return None
+    weight, added = view.constant(node.input[1]), view.constant(bias)
+    if weight is None or added is None or weight.ndim != 2 or added.size != weight.shape[output_axis]:
+        return None
+    return _Layer(tensor=item.activations[0], axis=-1, weight=node.input[1], output_axis=output_axis, bias=bias)
+
+
+def _added_bias(view: GraphView, node: NodeProto) -> str:
+    """The constant that one Add right behind a MatMul adds along the last axis; empty when there is none of its own."""
+    readers = view.consumers(node.output[0])
+    if len(readers) != 1 or readers[0].op_type != "Add" or view.is_output(node.output[0]):
+        return ""
+    index = 1 if readers[0].input[0] == node.output[0] else 0
+    value = view.constant(readers[0].input[index])
+    if value is None or value.ndim == 0 or value.shape[-1] != value.size:
+        return ""
+    return readers[0].input[index] if _is_own_bias(view, readers[0], index) else ""
+
+
+def _is_own_bias(view: GraphView, node: NodeProto, index: int) -> bool:
+    if len(node.input) <= index or not node.input[index]:
         return False
-    own = len(view.consumers(node.input[2])) == 1 and not view.used_in_subgraph(node.input[2])
-    return own and view.producer(node.input[2]) is None and view.is_constant(node.input[2])
+    name = node.input[index]
+    own = len(view.consumers(name)) == 1 and not view.used_in_subgraph(name)
+    return own and view.producer(name) is None and view.is_constant(name)
 
 
 def _channel_means(
-    model: ModelProto,
-    tensors: list[str],
-    ranges: Mapping[str, TensorRange],
-    feeds: Sequence[Feeds],
-    *,
-    threads: int | None,
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Per tensor: mean over everything but axis 1, as it is and after quantization (float64)."""
+    model: ModelProto, keys: list[tuple[str, int, float]], feeds: Sequence[Feeds], *, threads: int | None
+) -> Means:
+    """Per tensor, axis and scale: mean over everything but the axis, as it is and after quantization (float64)."""
+    if not keys:
+        return {}
+    tensors = list(dict.fromkeys(name for name, _, _ in keys))
     session = open_session(model, outputs=[name for name in tensors if name not in _outputs(model)], threads=threads)
     needed = {value.name for value in session.get_inputs()}
-    sums: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    sums: Means = {}
     for sample in feeds:
         fed = {name: array for name, array in sample.items() if name in needed}
-        for name, value in zip(tensors, run_feeds(session, tensors, fed), strict=True):
-            scale = np.float32(ranges[name].scale)
+        values = dict(zip(tensors, run_feeds(session, tensors, fed), strict=True))
+        for key in keys:
+            value, scale = values[key[0]], np.float32(key[2])
             rounded = np.clip(np.rint(value / scale), -128, 127) * scale
-            axes = (0, *range(2, value.ndim))
+            axes = tuple(axis for axis in range(value.ndim) if axis != key[1] % value.ndim)
             pair = value.mean(axis=axes, dtype=np.float64), rounded.mean(axis=axes, dtype=np.float64)
-            known = sums.get(name)
-            sums[name] = pair if known is None else (known[0] + pair[0], known[1] + pair[1])
-    return {name: (before / len(feeds), after / len(feeds)) for name, (before, after) in sums.items()}
+            sums[key] = pair if key not in sums else (sums[key][0] + pair[0], sums[key][1] + pair[1])
+    return {key: (before / len(feeds), after / len(feeds)) for key, (before, after) in sums.items()}
 
 
 def _outputs(model: ModelProto) -> set[str]:
     return {value.name for value in model.graph.output}
 
 
-def _expected(weight: np.ndarray, means: np.ndarray, group: int) -> np.ndarray:
-    """Mean output per channel of a convolution without bias whose input channels have these means (borders ignored)."""
+def _expected(weight: np.ndarray, means: np.ndarray, layer: _Layer) -> np.ndarray:
+    """Mean output per channel of a layer without bias whose input channels have these means (borders ignored)."""
+    if layer.axis == -1:
+        by_output = weight if layer.output_axis == 0 else weight.T
+        linear: np.ndarray = by_output.astype(np.float64) @ means
+        return linear
     summed = weight.reshape(*weight.shape[:2], -1).sum(axis=2, dtype=np.float64)
     outputs, inputs = summed.shape
-    grouped = summed.reshape(group, outputs // group, inputs)
-    return np.einsum("goi,gi->go", grouped, means.reshape(group, inputs)).reshape(outputs)
+    grouped = summed.reshape(layer.group, outputs // layer.group, inputs)
+    return np.einsum("goi,gi->go", grouped, means.reshape(layer.group, inputs)).reshape(outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import numpy as np
 from onnx import ModelProto
 
 from edgeds.compress.accuracy_limit import Limit, layer_costs
-from edgeds.compress.autopilot import Pilot
+from edgeds.compress.autopilot import Costs, Pilot
 from edgeds.compress.calibset import CalibrationSet
+from edgeds.compress.candidates import CandidateMaker
 from edgeds.compress.cpu_fit import fit_cpu_variant
 from edgeds.compress.cpu_variant import cpu_tensors
-from edgeds.compress.fit import FitSettings, choose_method, fit_model, usable_plan
+from edgeds.compress.fit import FitSettings, Fitted, choose_method, fit_model, usable_plan
 from edgeds.compress.placement import QdqPlan, Selection, plan_placement
 from edgeds.compress.qdq import FLOAT16_OPSET, PER_AXIS_OPSET
 from edgeds.compress.quantize_report import (
@@ -114,14 +116,30 @@ def quantize_model(
     places = check_places(Path(model_path), Path(out), cpu=cpu_out, table=table_out, table_version=table_version)
     if limit is not None and (dedicated or settings.ranges_in is not None):
         raise SpecError("--max-drop searches ranges itself: leave --ranges and --dedicated-qdq out")
-    chosen = _calibrate(places, calibration, selection or Selection(), settings, limit=limit, target=target)
-    model, found = chosen.model, chosen.found
-    ranges, checked = found.table.tensors, found.feeds[:CHECKED_SAMPLES]
+    chosen = _calibrate(
+        places,
+        calibration,
+        selection or Selection(),
+        settings,
+        limit=limit,
+        target=target,
+        bias_correction=bias_correction,
+    )
     corrects = bias_correction if chosen.bias_correction is None else chosen.bias_correction
     fitting = FitSettings(dedicated=dedicated, bias_correction=corrects, threads=threads)
+    return _finish(places, chosen, fitting, started=started, table_version=table_version, quiet=quiet)
+
+
+def _finish(
+    places: Places, chosen: _Calibrated, fitting: FitSettings, *, started: float, table_version: str, quiet: bool
+) -> QuantizeReport:
+    """Insert the pairs, compare with float, make the CPU form, and write it all."""
+    model, found = chosen.model, chosen.found
+    ranges, checked = found.table.tensors, found.feeds[:CHECKED_SAMPLES]
     with stage("comparing INT8 with float", quiet=quiet):
         fitted = fit_model(model, chosen.plan, ranges=ranges, feeds=found.feeds, checked=checked, settings=fitting)
     check_scores(fitted.comparison)
+    autopilot = chosen.confirm(fitted) if chosen.confirm is not None else None
     cpu = None
     if places.cpu is not None:
         with stage("making the CPU form", quiet=quiet):
@@ -131,10 +149,10 @@ def quantize_model(
                 ranges=ranges,
                 feeds=checked,
                 target_db=fitted.comparison.sqnr_db,
-                threads=threads,
+                threads=fitting.threads,
             )
     report = make_report(places, model, fitted, found=found, cpu=cpu, methods=chosen.methods)
-    report = replace(report, autopilot=chosen.autopilot, seconds=time.perf_counter() - started)
+    report = replace(report, autopilot=autopilot, seconds=time.perf_counter() - started)
     if places.table is not None and (left_out := write_table(ranges, places.table, version=table_version)):
         note = f"{places.table}: {len(left_out)} tensors without a usable range left out ('{left_out[0]}', ...)"
         report = replace(report, notes=(*report.notes, note))
@@ -144,14 +162,15 @@ def quantize_model(
 
 @dataclass(frozen=True, kw_only=True)
 class _Calibrated:
-    """What is to be quantized and how. ``bias_correction``: the autopilot's choice, None without one."""
+    """What is to be quantized and how. With an autopilot: its choice of ``bias_correction``, and what reports its
+    search for the model that came out."""
 
     model: ModelProto
     plan: QdqPlan
     found: FoundRanges
     methods: dict[str, float | None] = field(default_factory=dict)
     bias_correction: bool | None = None
-    autopilot: dict[str, Any] | None = None
+    confirm: Callable[[Fitted], dict[str, Any]] | None = None
 
 
 def _calibrate(
@@ -162,6 +181,7 @@ def _calibrate(
     *,
     limit: Limit | None,
     target: str | None,
+    bias_correction: bool,
 ) -> _Calibrated:
     model = prepare_float(places.source)
 
@@ -173,8 +193,12 @@ def _calibrate(
         return (*plan.tensors, *extra)
 
     if limit is not None:
-        costs = layer_costs(model, target=target)
-        flight = Pilot(limit, place=place, wanted=wanted, settings=settings, costs=costs).fly(model, calibration)
+        flops = layer_costs(model, target=None)
+        costs = Costs(price=flops if target is None else layer_costs(model, target=target), flops=flops)
+        # A TensorRT table belongs to the weights as they are.
+        maker = CandidateMaker(place=place, wanted=wanted, settings=settings, rescales=places.table is None)
+        pilot = Pilot(limit, maker=maker, costs=costs)
+        flight = pilot.fly(model, calibration, bias_correction=bias_correction)
         best = flight.chosen
         table = replace(best.found.table, tensors=best.ranges, chosen=best.name)
         return _Calibrated(
@@ -182,7 +206,7 @@ def _calibrate(
             plan=best.plan,
             found=replace(best.found, table=table),
             bias_correction=best.bias_correction,
-            autopilot=flight.to_json(),
+            confirm=lambda fitted: pilot.confirmed(flight, fitted).to_json(),
         )
     plan = place(model)
     found = find_ranges(model, wanted(model, plan), calibration=calibration, settings=settings)

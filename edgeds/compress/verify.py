@@ -168,7 +168,7 @@ def _channel_sums(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np
     return _sums(before), _sums(after)
 
 
-def _channel_axis(shape: tuple[int, ...]) -> int | None:
+def channel_axis(shape: tuple[int, ...]) -> int | None:
     """Where boxes and scores of a detector lie side by side: [N, 84, A] and [N, A, 85], NCHW, [N, 3, H, W, 85]."""
     if len(shape) < 3:
         return None
@@ -180,7 +180,7 @@ def _channel_axis(shape: tuple[int, ...]) -> int | None:
 def _sums(array: np.ndarray) -> np.ndarray:
     values = np.abs(np.asarray(array, np.float64))
     values = np.where(np.isfinite(values), values, 0.0)
-    axis = _channel_axis(values.shape)
+    axis = channel_axis(values.shape)
     rows = values.reshape(1, values.size)
     if axis is not None:
         rows = np.moveaxis(values, axis, 0).reshape(values.shape[axis], values.size // max(values.shape[axis], 1))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeds.compress.accuracy_limit import Limit
 from edgeds.errors import CalibrationError, MissingDependency
 from edgeds.files import real_path
 from edgeds.imagefile import IMAGE_SUFFIXES
 from edgeds.pipelines.yolo import YoloPipeline
+from edgeds.preproc import ImagePreprocess
 from edgeds.report.accuracy import evaluate_detector
 from edgeds.report.datasets import DetectionDataset, open_detection_dataset
 from edgeds.specs import Resolution
@@ -48,21 +48,26 @@ def measure_accuracy(
     return found
 
 
-def detection_limit(
-    model: str | Path, *, max_drop: float, data: str | Path, split: str | None, size: Resolution | None
-) -> Limit:
-    """A limit on mAP50-95 (points of 100) of a YOLO over labelled images, for the autopilot.
+def detection_metric(
+    model: str | Path,
+    *,
+    data: str | Path,
+    split: str | None = None,
+    size: Resolution | None = None,
+    preprocess: ImagePreprocess | None = None,
+) -> Callable[[Path], float]:
+    """The function that measures mAP50-95 (points of 100) of a form of this YOLO over labelled images.
 
     Raises SpecError for a model that is not a known detector, and what opening the labels raises.
     """
-    setup = describe_detector(model, sizes=(size,) if size is not None else ())
+    setup = describe_detector(model, sizes=(size,) if size is not None else (), preprocess=preprocess)
     dataset = open_labels(Path(data), split=split, setup=setup)
 
     def measure(path: Path) -> float:
         found = measure_accuracy({"tried": path}, setup=setup, dataset=dataset, quiet=True)
         return 100.0 * float(found["tried_map50_95"])
 
-    return Limit(max_drop=max_drop, measure=measure, metric="mAP50-95")
+    return measure
 
 
 def check_drop(accuracy: Mapping[str, Any], *, max_drop: float | None) -> None:

@@ -8,10 +8,11 @@ import pytest
 from compress_models import Net, check_quantized
 
 from edgeds.cli.main import main
-from edgeds.compress.accuracy_limit import Limit, agreement, layer_costs
+from edgeds.compress.accuracy_limit import Limit, layer_costs
+from edgeds.compress.autopilot import Pilot
 from edgeds.compress.calibset import open_calibration
 from edgeds.compress.quantize import quantize_model
-from edgeds.errors import SpecError
+from edgeds.errors import CalibrationError, SpecError
 from edgeds.graph.io import input_specs, load_model
 
 
@@ -139,7 +140,10 @@ def test_command_exits_with_1_when_the_limit_does_not_hold(tmp_path, capsys):
     assert not json.loads(capsys.readouterr().out)["autopilot"]["holds"]
 
 
-@pytest.mark.parametrize("extra", [["--data", "x"], ["--target", "orin-nx-16gb@15W"], ["--split", "val"]])
+@pytest.mark.parametrize(
+    "extra",
+    [["--data", "x"], ["--target", "orin-nx-16gb@15W"], ["--split", "val"], ["--minutes", "3"], ["--min-int8", "0.9"]],
+)
 def test_options_of_a_limit_need_one(tmp_path, extra, capsys):
     _, model = outlier_net()
     onnx.save(model, tmp_path / "m.onnx")
@@ -154,10 +158,71 @@ def test_a_limit_is_a_number_of_points(value):
         Limit(max_drop=value)
 
 
-def test_agreement_is_the_share_of_the_signal():
-    assert agreement(float("inf")) == 100.0
-    assert agreement(20.0) == pytest.approx(99.0)
-    assert agreement(0.0) == pytest.approx(0.0)
+@pytest.mark.parametrize(("option", "word"), [({"min_share": 1.5}, "--min-int8"), ({"minutes": 0.0}, "--minutes")])
+def test_share_and_time_are_checked(option, word):
+    with pytest.raises(SpecError, match=word):
+        Limit(max_drop=1.0, **option)
+
+
+def test_a_float_share_that_is_not_allowed_is_not_used(tmp_path):
+    """The layer that hurts holds most of the FLOPs: with a floor on INT8 it stays, and is named instead."""
+    net, model = outlier_net()
+    report = fly(tmp_path, model, Limit(max_drop=0.5, min_share=1.0))
+    found = report.autopilot
+    assert found["blame"][0]["node"] == net.names["hurt"]
+    assert not any("layers in float" in item["method"] and "lost" not in item["method"] for item in found["tried"])
+    # INT8 loses the output of that layer altogether, so that it goes back all the same, and the figures say so.
+    assert found["method"].endswith("1 lost layers in float")
+    assert found["returned_to_float"] == [net.names["hurt"]]
+    assert found["int8"] == pytest.approx(found["tried"][-1]["points"], abs=1e-3)
+
+
+def test_time_that_is_over_ends_the_search_with_the_best_so_far(tmp_path, monkeypatch):
+    ticks = iter(range(0, 10_000_000, 3600))
+    monkeypatch.setitem(Pilot.__init__.__kwdefaults__, "clock", lambda: float(next(ticks)))
+    _, model = outlier_net()
+    report = fly(tmp_path, model, Limit(max_drop=0.0, minutes=1))
+    found = report.autopilot
+    assert found["out_of_time"]
+    assert not found["holds"]
+    assert found["blame"] == []
+    best = max(item["points"] for item in found["tried"] if item["points"] is not None)
+    assert found["int8"] == pytest.approx(best, abs=1e-3)
+
+
+def test_a_metric_that_is_not_a_number_is_refused(tmp_path):
+    _, model = outlier_net(bad=False)
+    with pytest.raises(CalibrationError, match="accuracy is nan"):
+        fly(tmp_path, model, Limit(max_drop=1.0, measure=lambda _: float("nan"), metric="accuracy"))
+    assert not (tmp_path / "q.onnx").exists()
+
+
+def test_samples_that_can_be_read_once_are_enough(tmp_path):
+    _, model = outlier_net(between="Relu")
+    onnx.save(model, tmp_path / "m.onnx")
+    rng = np.random.default_rng(3)
+    stream = ({"x": rng.normal(size=(1, 3, 12, 12)).astype(np.float32)} for _ in range(10))
+    report = quantize_model(
+        tmp_path / "m.onnx",
+        open_calibration(stream, model_inputs=input_specs(model)),
+        out=tmp_path / "q.onnx",
+        limit=Limit(max_drop=1.0),
+        threads=1,
+        quiet=True,
+    )
+    assert report.samples == 10
+    assert report.autopilot["holds"]
+
+
+def test_interrupting_the_search_leaves_nothing(tmp_path):
+    _, model = outlier_net()
+
+    def measure(path):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fly(tmp_path, model, Limit(max_drop=0.1, measure=measure))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx"]
 
 
 def test_costs_are_predicted_milliseconds_with_a_board_and_flops_without():
