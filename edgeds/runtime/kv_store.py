@@ -40,7 +40,7 @@ class KvStore:
                 for name, shape in shapes.items()
             }
         except (MemoryError, ValueError) as error:  # numpy: ValueError when the size passes the address space
-            raise OutOfMemory(_too_large(layout, pages, available_mib)) from error
+            raise OutOfMemory(_too_large(layout, pages, None)) from error
 
     @property
     def nbytes(self) -> int:
