@@ -2,67 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import io
-import json
 import logging
 import math
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from onnx import ModelProto
 
 from edgeds.bundle import write_bundle
-from edgeds.bundle.manifest import MANIFEST_NAME
-from edgeds.bundle.temporary import TemporaryFolder
-from edgeds.compress.calibset import CalibrationSet, Feeds, holds_images, open_calibration
-from edgeds.compress.quantize import DEFAULT_METHOD, DEFAULT_PERCENTILE, QuantizeReport, quantize_model
+from edgeds.compress.calibset import CalibrationSet, holds_images, open_calibration
+from edgeds.compress.quantize import DEFAULT_METHOD, DEFAULT_PERCENTILE
 from edgeds.errors import SpecError
-from edgeds.graph.cost import count_cost
-from edgeds.graph.io import input_specs, load_model, save_model
-from edgeds.graph.session import open_session
+from edgeds.graph.io import input_specs, load_model
 from edgeds.pipelines.yolo.metadata import TASKS, parse_names
-from edgeds.progress import stage
 from edgeds.report.datasets import DetectionDataset
-from edgeds.specs import Budget, Resolution, to_json
+from edgeds.specs import Budget, Resolution
 from edgeds.workshop.describe import build_manifest, describe_calibration, note_uncalibrated
 from edgeds.workshop.detector import DetectorSetup, describe_detector
-from edgeds.workshop.halfmodels import NAMES as HALF_NAMES
-from edgeds.workshop.halfmodels import make_half_models
-from edgeds.workshop.measure import check_drop, measure_accuracy, measure_speedup, open_labels, shared_images
+from edgeds.workshop.measure import check_drop, measure_accuracy, open_labels, shared_images
 from edgeds.workshop.outfolder import claim_folder, writing_errors
+from edgeds.workshop.parts import (
+    FLOAT_NAME,
+    BundleParts,
+    bundle_entries,
+    count_parts,
+    float_parts,
+    quantize_parts,
+    work_folder,
+)
 from edgeds.workshop.planning import parse_target, plan_parts
 
 log = logging.getLogger("edgeds.workshop")
-
-FLOAT_NAME = "variants/float.onnx"
-MAX_GOLDEN_BYTES = 256 << 20
-"""Golden samples are there to compare a device with; very large ones are left out."""
-
-Files = dict[str, Path | bytes]
-
-
-@dataclass
-class _Parts:
-    """What goes into the bundle, gathered before anything is written."""
-
-    files: Files
-    models: dict[str, str]
-    report: QuantizeReport | None = None
-    notes: list[str] = field(default_factory=list)
-    accuracy: dict[str, Any] = field(default_factory=dict)
-    speedup: float | None = None
-
-    def path(self, variant: str) -> Path:
-        """Where the file of a model variant lies before it is packed."""
-        content = self.files[self.models[variant]]
-        assert isinstance(content, Path)
-        return content
 
 
 def create_bundle(
@@ -103,19 +75,19 @@ def create_bundle(
     _check_options(calib, float_only=float_only, max_batch=max_batch)
     _check_measuring(evaluate, split=split, max_drop=max_drop, float_only=float_only)
     board, source, folder_out = parse_target(target, budget=budget), Path(model), Path(out)
-    with claim_folder(folder_out, replace=replace, ours=_bundle_entries(folder_out), what="a bundle"):
+    with claim_folder(folder_out, replace=replace, ours=bundle_entries(folder_out), what="a bundle"):
         loaded = load_model(source)
         setup = describe_detector(source, task=task, head=head, names=names, sizes=sizes) if task in TASKS else None
         dataset = open_labels(Path(evaluate), split=split, setup=setup) if evaluate is not None and setup else None
         calibration = None if float_only else _open_set(loaded, calib, setup, samples)
-        with _work_folder() as folder:
-            parts = _float_parts(loaded, folder, name="model.onnx" if float_only else FLOAT_NAME)
+        with work_folder() as folder:
+            parts = float_parts(loaded, folder, name="model.onnx" if float_only else FLOAT_NAME)
             if calibration is not None:
-                _quantize(parts, source, calibration, folder, method=method, percentile=percentile, quiet=quiet)
+                quantize_parts(parts, source, calibration, folder, method=method, percentile=percentile, quiet=quiet)
                 _note_calibration(parts, calibration, setup)
             if dataset is not None and setup is not None:
                 _measure(parts, setup, dataset, calib=calib, max_drop=max_drop, quiet=quiet)
-            cost = _count(parts, shapes=_cost_shapes(loaded, setup))
+            cost = count_parts(parts, shapes=_cost_shapes(loaded, setup))
             served = setup.sizes if setup is not None else ()
             planned = plan_parts(
                 board, cost=cost, accuracy=parts.accuracy, budget=budget, sizes=served, max_batch=max_batch
@@ -135,14 +107,6 @@ def create_bundle(
             )
             with writing_errors(folder_out):
                 return write_bundle(folder_out, files=parts.files, manifest=manifest, replace=replace)
-
-
-def _count(parts: _Parts, *, shapes: Any) -> dict[str, Any]:
-    """Per-layer costs of what the device runs, also put among the files."""
-    model = load_model(parts.path("int8" if "int8" in parts.models else "float"))
-    cost: dict[str, Any] = to_json(count_cost(model, shapes))
-    parts.files["cost.json"] = _json_bytes(cost)
-    return cost
 
 
 def _check_task(task: str, *, calib: Any, sizes: Any, head: Any, evaluate: Any) -> None:
@@ -180,21 +144,6 @@ def _check_measuring(evaluate: Any, *, split: str | None, max_drop: float | None
         raise SpecError("--max-drop limits what INT8 loses; with --float-only there is no INT8")
 
 
-def _bundle_entries(out: Path) -> set[str]:
-    """What an older bundle at ``out`` may hold at its top; nothing when there is no manifest."""
-    with writing_errors(out):
-        return {item.name for item in out.iterdir()} if (out / MANIFEST_NAME).is_file() else set()
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    """A temporary folder; what the file system refuses (it may be small) ends in one sentence that names it."""
-    with writing_errors(Path(tempfile.gettempdir())), contextlib.ExitStack() as stack:
-        folder = TemporaryFolder()  # its kind is removed by the next run when this one is killed
-        stack.callback(folder.remove)
-        yield folder.root
-
-
 def _open_set(model: ModelProto, calib: Any, setup: DetectorSetup | None, samples: int | None) -> CalibrationSet:
     return open_calibration(
         calib,
@@ -205,54 +154,7 @@ def _open_set(model: ModelProto, calib: Any, setup: DetectorSetup | None, sample
     )
 
 
-def _quantize(
-    parts: _Parts,
-    source: Path,
-    calibration: CalibrationSet,
-    folder: Path,
-    *,
-    method: str,
-    percentile: float,
-    quiet: bool,
-) -> None:
-    """Add the INT8 models, their ranges, golden samples and what was measured of them."""
-    parts.models = {"int8": "model.onnx", "cpu_int8": "model.cpu.onnx", **parts.models}
-    parts.report = quantize_model(
-        source,
-        calibration,
-        out=folder / "model.onnx",
-        cpu_out=folder / "model.cpu.onnx",
-        method=method,
-        percentile=percentile,
-        quiet=quiet,
-    )
-    for name in ("model.onnx", "model.cpu.onnx"):
-        parts.files |= _with_side_file(folder / name, name)
-    parts.files["ranges.json"] = Path(parts.report.ranges)
-    parts.accuracy |= {"sqnr_db": parts.report.sqnr_db, "cpu_sqnr_db": parts.report.cpu_sqnr_db}
-    feeds = parts.report.checked_feeds
-    with stage("running golden samples", quiet=quiet):
-        golden = _golden(feeds, {"float": parts.path("float"), "int8": parts.path("int8")})
-        if golden:
-            parts.files["golden.npz"] = _npz_bytes(golden)
-    with stage("timing INT8 against float", quiet=quiet):
-        parts.speedup = measure_speedup(parts.path("float"), parts.path("cpu_int8"), feeds[0])
-    half = make_half_models(
-        parts.path("float"),
-        parts.path("int8"),
-        ranges=Path(parts.report.ranges),
-        feeds=feeds,
-        folder=folder / "half",
-        quiet=quiet,
-    )
-    for variant, path in half.paths.items():
-        parts.models[variant] = HALF_NAMES[variant]
-        parts.files |= _with_side_file(path, HALF_NAMES[variant])
-    parts.accuracy |= half.accuracy
-    parts.notes += half.notes
-
-
-def _note_calibration(parts: _Parts, calibration: CalibrationSet, setup: DetectorSetup | None) -> None:
+def _note_calibration(parts: BundleParts, calibration: CalibrationSet, setup: DetectorSetup | None) -> None:
     if setup is None:
         return
     parts.notes += note_uncalibrated(setup.sizes, calibration.shapes)
@@ -263,7 +165,13 @@ def _note_calibration(parts: _Parts, calibration: CalibrationSet, setup: Detecto
 
 
 def _measure(
-    parts: _Parts, setup: DetectorSetup, dataset: DetectionDataset, *, calib: Any, max_drop: float | None, quiet: bool
+    parts: BundleParts,
+    setup: DetectorSetup,
+    dataset: DetectionDataset,
+    *,
+    calib: Any,
+    max_drop: float | None,
+    quiet: bool,
 ) -> None:
     """Add the accuracy of what this machine runs: float, and the CPU form of INT8."""
     labels = {"float": "float", "int8": "cpu_int8"}
@@ -277,36 +185,6 @@ def _measure(
     check_drop(parts.accuracy, max_drop=max_drop)
 
 
-def _float_parts(model: ModelProto, folder: Path, *, name: str) -> _Parts:
-    """A self-contained copy under its name in the bundle."""
-    return _Parts(files=_with_side_file(save_model(model, folder / "copy" / name), name), models={"float": name})
-
-
-def _with_side_file(path: Path, name: str) -> Files:
-    side = path.with_name(f"{path.name}.data")
-    return {name: path, **({f"{name}.data": side} if side.exists() else {})}  # weights above 1 GiB lie beside it
-
-
-def _golden(feeds: Sequence[Feeds], models: Mapping[str, Path]) -> dict[str, np.ndarray]:
-    """``input/<sample>/<name>``, ``float/<sample>/<output>`` and ``int8/<sample>/<output>`` arrays."""
-    sessions = {label: open_session(path) for label, path in models.items()}
-    golden: dict[str, np.ndarray] = {}
-    left = MAX_GOLDEN_BYTES
-    for index, sample in enumerate(feeds):
-        arrays = {f"input/{index}/{name}": array for name, array in sample.items()}
-        for label, session in sessions.items():
-            outputs = [value.name for value in session.get_outputs()]
-            needed = {value.name for value in session.get_inputs()}
-            values = session.run(outputs, {name: array for name, array in sample.items() if name in needed})
-            arrays |= {f"{label}/{index}/{name}": value for name, value in zip(outputs, values, strict=True)}
-        left -= sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray))
-        if left < 0:
-            break
-        # Only plain numbers are read back: text and sequences are left out.
-        golden |= {name: a for name, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind in "biufc"}
-    return golden
-
-
 def _cost_shapes(model: ModelProto, setup: DetectorSetup | None) -> dict[str, tuple[int, ...]] | None:
     """Batch 1 at the largest size; None lets the counting choose and note its assumptions."""
     if setup is None:
@@ -315,13 +193,3 @@ def _cost_shapes(model: ModelProto, setup: DetectorSetup | None) -> dict[str, tu
     size = max(setup.sizes, key=lambda item: item.pixels)
     batch = spec.shape[0] if isinstance(spec.shape[0], int) else 1
     return {spec.name: (batch, setup.preprocess.channel_count, size.height_px, size.width_px)}
-
-
-def _json_bytes(data: Any) -> bytes:
-    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()

@@ -13,7 +13,7 @@ import pytest
 from tiny_yolo import write_images
 
 from edgeds.errors import BundleError, EdgedsError, SpecError
-from edgeds.workshop import outfolder, package
+from edgeds.workshop import outfolder, parts
 from edgeds.workshop.outfolder import claim_folder
 from edgeds.workshop.package import create_bundle
 
@@ -85,13 +85,13 @@ def test_two_creates_at_once_give_one_bundle(
     model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both_started = threading.Barrier(2, timeout=20)
-    original = package.quantize_model
+    original = parts.quantize_model
 
     def slow(*args: Any, **options: Any) -> Any:
         both_started.wait()  # the other has been refused by then
         return original(*args, **options)
 
-    monkeypatch.setattr(package, "quantize_model", slow)
+    monkeypatch.setattr(parts, "quantize_model", slow)
     outcomes: list[Any] = []
 
     def create() -> None:

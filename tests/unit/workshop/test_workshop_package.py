@@ -19,7 +19,7 @@ from edgeds.graph.cost import ModelCost
 from edgeds.graph.session import open_session
 from edgeds.pipelines.yolo import YoloPipeline
 from edgeds.specs import Resolution, from_json
-from edgeds.workshop import package
+from edgeds.workshop import package, parts
 from edgeds.workshop.package import create_bundle
 
 SIZE = Resolution(64, 64)
@@ -172,7 +172,7 @@ def test_large_weights_lie_in_listed_side_files(
     """Above 1 GiB weights go beside the model; the limit is lowered here instead."""
     from edgeds.graph.io import save_model
 
-    monkeypatch.setattr(package, "save_model", lambda m, path: save_model(m, path, inline_limit_bytes=1))
+    monkeypatch.setattr(parts, "save_model", lambda m, path: save_model(m, path, inline_limit_bytes=1))
     monkeypatch.setattr(
         "edgeds.compress.quantize_report.save_model", lambda m, path: save_model(m, path, inline_limit_bytes=1)
     )
@@ -301,7 +301,7 @@ def test_model_that_is_a_folder_or_missing_or_quantized(model: Path, images: Pat
 def test_evaluation_data_without_labels_is_refused_before_calibration(
     model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(package, "quantize_model", lambda *_, **__: pytest.fail("calibrated first"))
+    monkeypatch.setattr(parts, "quantize_model", lambda *_, **__: pytest.fail("calibrated first"))
     with pytest.raises(SpecError, match="label"):
         create(model, tmp_path / "b", calib=images, evaluate=images)
 
