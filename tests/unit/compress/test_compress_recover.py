@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from compress_models import Net, relative, run
+from compress_models import FLOAT, INT64, Net, relative, run
 from onnx import numpy_helper
 
 torch = pytest.importorskip("torch")
@@ -381,3 +381,59 @@ def test_varied_images_keep_shape_and_range_and_repeat_with_the_seed(seed):
     assert images.min() <= first.min()
     assert first.max() <= images.max()
     assert not torch.equal(first, vary(images, random=np.random.default_rng(seed + 100)))
+
+
+def encoder():
+    """A small text encoder: int64 tokens and mask, embedding, one attention head, LayerNormalization, Gelu by Erf."""
+    net = Net(seed=11)
+    ids, mask = net.input("input_ids", ["b", 6], INT64), net.input("attention_mask", ["b", 6], INT64)
+    x = net.op("Gather", net.w(20, 8), ids)
+    x = net.op("LayerNormalization", x, net.w(value=np.ones(8, np.float32)), net.w(8))
+    q, k, v = (net.op("Add", net.op("MatMul", x, net.w(8, 8)), net.w(8)) for _ in range(3))
+    hidden = net.op("Sub", net.w(value=np.float32(1)), net.op("Cast", mask, to=FLOAT))
+    hidden = net.op("Unsqueeze", net.op("Mul", hidden, net.w(value=np.float32(-1e4))), net.ints(1))
+    scores = net.op("Add", net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1])), hidden)
+    x = net.op("Add", x, net.op("MatMul", net.op("Softmax", scores, axis=-1), v))
+    up = net.op("Add", net.op("MatMul", x, net.w(8, 16)), net.w(16))
+    erf = net.op("Erf", net.op("Div", up, net.w(value=np.float32(2**0.5))))
+    half = net.op(
+        "Mul", net.op("Mul", up, net.op("Add", erf, net.w(value=np.float32(1)))), net.w(value=np.float32(0.5))
+    )
+    net.output(net.op("Add", net.op("MatMul", half, net.w(16, 4)), net.w(4)), ["b", 6, 4])
+    return net.model()
+
+
+def texts(count, seed=0):
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        mask = (np.arange(6) < rng.integers(2, 7)).astype(np.int64)[None]
+        made.append({"input_ids": rng.integers(0, 20, (1, 6)), "attention_mask": mask})
+    return made
+
+
+def test_encoders_learn_from_unlabelled_texts(tmp_path):
+    """Two int64 inputs, nothing to augment; embeddings stay, weights and biases come back."""
+    dense = encoder()
+    onnx.save(dense, tmp_path / "dense.onnx")
+    rng, damaged = np.random.default_rng(1), onnx.ModelProto()
+    damaged.CopyFrom(dense)
+    for item in damaged.graph.initializer:
+        value = numpy_helper.to_array(item)
+        if value.ndim == 2 and value.shape[0] != 20:
+            noise = rng.normal(0, 0.1, value.shape).astype(np.float32)
+            item.CopyFrom(numpy_helper.from_array(value + noise, item.name))
+    onnx.save(damaged, tmp_path / "small.onnx")
+    options = RecoverOptions(steps=80, learning_rate=5e-3, batch=8, warmup_steps=5, threads=1)
+    report = recover(tmp_path, feeds=texts(24), options=options)
+    better = load_model(tmp_path / "out.onnx")
+    test = texts(6, seed=9)
+    before, after = (
+        np.mean([relative(run(dense, feed)[0], run(model, feed)[0]) for feed in test]) for model in (damaged, better)
+    )
+    assert report.kept
+    assert after < 0.5 * before
+    assert [(spec.name, spec.dtype) for spec in input_specs(better)] == [
+        ("input_ids", "int64"),
+        ("attention_mask", "int64"),
+    ]
