@@ -27,6 +27,9 @@ SIGN = ["cryptography>=42"]
 TRAIN = ["torch>=2.4,<3", "safetensors>=0.4"]
 WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
 
+# Turns text into tokens for encoders and language models; on devices too.
+TEXT = ["tokenizers>=0.19,<1"]
+
 RTX_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 EXTRAS = {
@@ -34,6 +37,7 @@ EXTRAS = {
     "vision": VISION,
     "jetson": ["pycuda>=2024.1"],
     "sign": SIGN,
+    "text": TEXT,
     "workshop": WORKSHOP,
     "demo": WORKSHOP,
     "train": [*WORKSHOP, *TRAIN],
@@ -45,6 +49,7 @@ EXTRAS = {
     "dev": [
         *WORKSHOP,
         *SIGN,
+        *TEXT,
         # Other Pythons may get torch with gigabytes of CUDA; tests of training run on the one that CI uses.
         *(f'{name}; python_version == "3.11"' for name in TRAIN),
         "build>=1.2",
