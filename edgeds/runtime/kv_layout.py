@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -101,6 +103,15 @@ class Slots:
 
     def __len__(self) -> int:
         return len(self.pages)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of tokens (start, stop) that lie side by side in one page."""
+        if not len(self):
+            return ()
+        apart = (np.diff(self.pages) != 0) | (np.diff(self.offsets) != 1)
+        cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(self)]
+        return tuple(pairwise(cuts))
 
 
 def make_slots(block_pages: Sequence[int], indices: np.ndarray, *, page: int, row: int = 0) -> Slots:
