@@ -30,6 +30,9 @@ WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
 # Turns text into tokens for encoders and language models; on devices too.
 TEXT = ["tokenizers>=0.19,<1"]
 
+# Conversations by a model's own template, and guided decoding.
+LLM = [*TEXT, "jinja2>=3.1.6,<4", "llguidance>=1.9,<2"]
+
 RTX_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 EXTRAS = {
@@ -38,6 +41,7 @@ EXTRAS = {
     "jetson": ["pycuda>=2024.1"],
     "sign": SIGN,
     "text": TEXT,
+    "llm": LLM,
     "workshop": WORKSHOP,
     "demo": WORKSHOP,
     "train": [*WORKSHOP, *TRAIN],
@@ -49,7 +53,7 @@ EXTRAS = {
     "dev": [
         *WORKSHOP,
         *SIGN,
-        *TEXT,
+        *LLM,
         # Other Pythons may get torch with gigabytes of CUDA; tests of training run on the one that CI uses.
         *(f'{name}; python_version == "3.11"' for name in TRAIN),
         "build>=1.2",
