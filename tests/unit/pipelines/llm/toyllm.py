@@ -41,7 +41,8 @@ class ToyEngine:
         self.runs, self.fail, self.rows = 0, None, []
         names = ("input_ids", "positions", "past_length", "block_table", "logits_at", "k_pages.0", "v_pages.0")
         self.inputs = tuple(TensorSpec(name=name, dtype="int64", shape=(None,)) for name in names)
-        self.metadata = {}
+        self.metadata = metadata(page=page)
+        self.outputs = (TensorSpec(name="attention_mass", dtype="float32", shape=(None,)),) if mass else ()
 
     def infer(self, feeds):
         self.runs += 1
@@ -69,3 +70,41 @@ class ToyEngine:
             blocks = feeds["block_table"].shape[1]
             found["attention_mass"] = np.ones((batch, blocks, self.layout.page), np.float32)
         return found
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.Ġ"
+END, SYSTEM = 38, 39
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }} {{ m.content }}.{% endfor %}{% if add_generation_prompt %}a {% endif %}"
+)
+
+
+def write_tokenizer(folder, *, template=TEMPLATE, end=True):
+    """A byte-level tokenizer of 40 tokens: letters, digits, a dot, a space, an end token and one more."""
+    import json
+
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = {letter: index for index, letter in enumerate(LETTERS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<sys>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<end>" if end else None, "chat_template": template, "add_bos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def metadata(context=200, page=4):
+    found = {"edgeds.page": page, "edgeds.layers": 1, "edgeds.kv_heads": 1, "edgeds.head_dim": 2}
+    found |= {"edgeds.vocab_size": VOCAB, "edgeds.max_length": context, "edgeds.kv_dtype": "float32"}
+    return {"edgeds.eos": f"[{END}]", **{key: str(value) for key, value in found.items()}}
+
+
+def silent(tokens, positions=None):
+    """``next_logits`` without end tokens, so that lengths are known."""
+    logits = next_logits(tokens, positions)
+    logits[[END, SYSTEM]] = -10.0
+    return logits
