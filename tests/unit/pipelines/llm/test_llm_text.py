@@ -280,7 +280,9 @@ def test_smollm2_from_the_zoo(tmp_path):
         assert "".join([*map(stream.push, tokens), stream.flush()]) == sample
     assert len(text.encode("2026")) == 4
     chat = text.encode_chat([{"role": "user", "content": "Hi"}])
-    assert chat[0] == 1
+    # What the checkpoint's own tokenizer.json gives for its system prompt.
+    assert chat[:12] == [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308]
+    assert chat[-4:] == [1, 520, 9531, 198]
     shown = text.decode(chat, skip_special=False)
     assert shown.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert "You are a helpful AI assistant named SmolLM" in shown
