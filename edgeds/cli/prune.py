@@ -177,7 +177,12 @@ def describe(report: PruneReport) -> list[str]:
             f"  predicted   {found['latency_ms_before']:.3g} -> {found['latency_ms_after']:.3g} ms on "
             f"{found['target']} at {found['precision']} (not measured)"
         )
-    lines += [f"  kept        {item.node}: {item.reason}" for item in report.protected[:_SHOWN]]
+    return [*lines, *_remarks(report)]
+
+
+def _remarks(report: PruneReport | TransformerReport) -> list[str]:
+    """What stayed, and notes."""
+    lines = [f"  kept        {item.node}: {item.reason}" for item in report.protected[:_SHOWN]]
     if len(report.protected) > _SHOWN:
         lines.append(f"  kept        {len(report.protected) - _SHOWN} more; see {report.report}")
     return [*lines, *(f"note: {note}" for note in report.notes)]
@@ -199,9 +204,6 @@ def describe_parts(report: TransformerReport) -> list[str]:
     if report.cosine is not None:
         ratio = "" if report.sqnr_db is None else f", {report.sqnr_db:.1f} dB"
         lines.append(f"  outputs     cosine {report.cosine:.4f}{ratio} against the dense model on samples (measured)")
-    if report.samples:
+    if report.reconstructed:
         lines.append(f"  re-solved   {report.reconstructed} layers on {report.samples} samples")
-    lines += [f"  kept        {item.node}: {item.reason}" for item in report.protected[:_SHOWN]]
-    if len(report.protected) > _SHOWN:
-        lines.append(f"  kept        {len(report.protected) - _SHOWN} more; see {report.report}")
-    return [*lines, *(f"note: {note}" for note in report.notes)]
+    return [*lines, *_remarks(report)]

@@ -102,7 +102,8 @@ def prune_transformer(
     cut, blocks = _cut(shorter, heads=heads, ffn=ffn, method=method, samples=samples, options=options, quiet=quiet)
     pruned, fitted = cut.result.model, 0
     if samples and options.reconstruct and (cut.result.mapping or any(cost.dropped for cost in costs)):
-        pruned, fitted = _reconstruct(whole, cut.result, samples, options=options, quiet=quiet)
+        dropped = any(cost.dropped for cost in costs)
+        pruned, fitted = _reconstruct(whole, cut.result, samples, every=dropped, options=options, quiet=quiet)
     before = len(attention_nodes(GraphView(whole, copy=False)))
     gone = sum(cost.dropped for cost in costs)
     changed = correct_metadata(
@@ -146,7 +147,9 @@ def _drop(
     view = GraphView(model, copy=False)
     found, protected = find_layers(view, concrete_shapes(model))
     feeds = samples or made_up_samples(model)
-    gone, costs = choose_layers(model, found, feeds, count=count, threads=options.threads, quiet=quiet)
+    gone, costs = choose_layers(
+        model, found, feeds, count=count, protected=protected, threads=options.threads, quiet=quiet
+    )
     return drop_layers(model, gone), costs, protected
 
 
@@ -185,12 +188,26 @@ def _cut(
 
 
 def _reconstruct(
-    dense: ModelProto, result: PruneResult, samples: Sequence[dict[str, Any]], *, options: PruneOptions, quiet: bool
+    dense: ModelProto,
+    result: PruneResult,
+    samples: Sequence[dict[str, Any]],
+    *,
+    every: bool,
+    options: PruneOptions,
+    quiet: bool,
 ) -> tuple[ModelProto, int]:
+    """Fit the layers behind removed heads and units; with ``every`` all, which is what a dropped layer leaves."""
     from edgeds.compress.reconstruct import reconstruct
 
     report = reconstruct(
-        dense, result.model, result.mapping, samples, samples=options.samples, threads=options.threads, quiet=quiet
+        dense,
+        result.model,
+        result.mapping,
+        samples,
+        samples=options.samples,
+        every_layer=every,
+        threads=options.threads,
+        quiet=quiet,
     )
     return report.model, sum(layer.ridge is not None for layer in report.layers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +14,14 @@ from edgeds.graph.proto import attributes, is_standard
 from edgeds.graph.view import GraphView
 
 _FUSED = frozenset(("MultiHeadAttention", "GroupQueryAttention", "Attention"))
-_BEFORE_SOFTMAX = frozenset(("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Max", "Min", "Tanh", "Clip"))
-"""What stands between the product of queries and keys and the Softmax: scale, mask, bias, soft capping."""
+_BEFORE_SOFTMAX = frozenset(
+    re.findall(
+        r"\w+",
+        "Add Sub Mul Div Where Cast Identity Max Min Tanh Clip Concat Reshape Transpose Squeeze Unsqueeze Slice",
+    )
+)
+"""What stands between the product of queries and keys and the Softmax: scale, mask, bias, soft capping, and for pages
+of keys the joining of their scores."""
 _LAYERS = frozenset(("MatMul", "Gemm"))
 
 
@@ -40,7 +47,8 @@ class FfnBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """What can be narrowed, and attention and dense layers that cannot, with the reason."""
+    """What can be narrowed, and attention and dense layers that cannot, with the reason. Layers that lead back to the
+    model's width from what can be narrowed are neither: no head or unit is theirs."""
 
     attention: tuple[AttentionBlock, ...]
     ffn: tuple[FfnBlock, ...]
@@ -94,9 +102,10 @@ def find_blocks(view: GraphView, groups: Groups) -> Blocks:
         for group in groups.groups
         if group.index not in taken and _is_ffn(view, groups, group)
     )
-    narrowed = {name for block in ffn for name in block.layers}
+    known_groups = taken | {block.group for block in ffn}
+    sides = {member.node for index in known_groups for member in groups.groups[index].members}
     dense = {node.name for node in view.nodes if node.op_type in _LAYERS}
-    protected += [item for item in groups.protected if item.node in dense - narrowed]
+    protected += [item for item in groups.protected if item.node in dense - sides]
     return Blocks(attention=tuple(attention), ffn=ffn, protected=tuple(protected))
 
 

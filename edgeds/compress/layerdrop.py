@@ -205,15 +205,21 @@ def choose_layers(
     feeds: Sequence[Feeds],
     *,
     count: int,
+    protected: Sequence[Protected] = (),
     threads: int | None = 2,
     quiet: bool = False,
 ) -> tuple[tuple[Layer, ...], tuple[LayerCost, ...]]:
     """``count`` layers whose loss costs the outputs least on samples, one by one with those before gone, and what each
-    costs alone. Raises SpecError for more layers than can go, CalibrationError for samples that do not run."""
+    costs alone. Raises SpecError for more layers than can go (``protected``: those that cannot, for what it says), and
+    CalibrationError for samples that do not run."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise SpecError(f"layers {count!r}: how many layers to drop is a whole number of at least 0")
     if count > max(0, len(layers) - 1):
-        raise SpecError(f"layers {count}: {len(layers)} layers can be dropped, and one of those stays")
+        why = f"; {protected[0].reason}" if protected else ""
+        raise SpecError(
+            f"layers {count}: {len(layers)} of {len(layers) + len(protected)} layers can be dropped, and one of those "
+            f"stays{why}"
+        )
     if count == 0:
         return (), ()
     measure = measure_against(model, feeds, threads=threads)

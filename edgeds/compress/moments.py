@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto
 
 from edgeds.compress.calibset import Feeds
 from edgeds.compress.ranges import run_feeds
-from edgeds.graph.proto import attributes
+from edgeds.graph.proto import attributes, node_inputs
 from edgeds.graph.session import open_session
 from edgeds.graph.sort import live_nodes
 from edgeds.graph.view import GraphView
@@ -121,8 +121,10 @@ def truncated(model: ModelProto, outputs: Iterable[str]) -> ModelProto:
     part = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     part.graph.name = model.graph.name
     part.graph.node.extend(live_nodes(list(model.graph.node), outputs=names))
-    part.graph.input.extend(model.graph.input)
-    part.graph.initializer.extend(model.graph.initializer)
+    needed = {name for node in part.graph.node for name in node_inputs(node)} | set(names)
+    spare = {tensor.name for tensor in model.graph.initializer} - needed
+    part.graph.input.extend(item for item in model.graph.input if item.name not in spare)
+    part.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return part
 

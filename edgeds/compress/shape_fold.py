@@ -23,7 +23,8 @@ def fold_shapes(model: ModelProto) -> ModelProto:
     """A copy with constants folded, those from fixed dims included. Names of nodes that stay do not change."""
     folded = fold_constants(model)
     for _ in range(_ROUNDS):
-        view = GraphView(complete_reshapes(folded))
+        complete_reshapes(folded)
+        view = GraphView(folded)
         done = sum(_settle(view, node) for node in view.nodes if node.op_type == "Shape" and not node.domain)
         done += drop_guards(view) + straighten_transposes(view)
         if not done:

@@ -12,8 +12,8 @@ from collections import Counter
 
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
-from edgeds.graph.proto import attributes, set_dims
-from edgeds.graph.shapes import infer_shapes
+from edgeds.graph.proto import attributes, dims_of, is_standard, set_dims
+from edgeds.graph.shapes import infer_types
 from edgeds.graph.view import GraphView
 from edgeds.specs import Dim
 
@@ -23,29 +23,27 @@ _PASSED = frozenset(("Unsqueeze", "Squeeze", "Identity", "Cast", "Gather", "Slic
 _FROM_SIZES = frozenset(("Mul", "Add", "Max", "Min", "Concat"))
 
 
-def complete_reshapes(model: ModelProto) -> ModelProto:
-    """A copy whose ``value_info`` says the one open size of each Reshape where all named sizes cancel.
+def complete_reshapes(model: ModelProto) -> None:
+    """Write the one open size of each Reshape where all named sizes cancel into ``value_info``, in place.
 
     Sound because a Reshape keeps the number of elements.
     """
-    view = GraphView(infer_shapes(model), copy=False)
-    stated = {item.name: item for item in view.model.graph.value_info}
+    types = infer_types(model)
+    dims = {name: dims_of(kind) for name, kind in types.items()}
     found = []
-    for node in view.nodes:
-        if node.op_type == "Reshape" and not node.domain and node.output[0] in stated:
-            before, after = view.shape(node.input[0]), view.shape(node.output[0])
-            dims = _completed(before, after) if before is not None and after is not None else None
-            if dims is not None:
-                item = ValueInfoProto()
-                item.CopyFrom(stated[node.output[0]])
-                set_dims(item, tuple(None if str(dim).startswith(_MADE_UP) else dim for dim in dims))
-                found.append(item)
-    result = GraphView(model).model
+    for node in model.graph.node:
+        if node.op_type != "Reshape" or not is_standard(node):
+            continue
+        before, after = dims.get(node.input[0]), dims.get(node.output[0])
+        whole = _completed(before, after) if before is not None and after is not None else None
+        if whole is not None:
+            item = ValueInfoProto(name=node.output[0], type=types[node.output[0]])
+            set_dims(item, tuple(None if str(dim).startswith(_MADE_UP) else dim for dim in whole))
+            found.append(item)
     fixed = {item.name for item in found}
     found += [item for item in model.graph.value_info if item.name not in fixed]
-    del result.graph.value_info[:]
-    result.graph.value_info.extend(found)
-    return result
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(found)
 
 
 def _completed(before: tuple[Dim, ...], after: tuple[Dim, ...]) -> tuple[Dim, ...] | None:

@@ -12,7 +12,7 @@ from edgeds.compress.group_axes import concrete_shapes
 from edgeds.compress.heads import made_up_samples, prune_transformer
 from edgeds.compress.layerdrop import choose_layers, drop_layers, find_layers
 from edgeds.compress.shape_fold import fold_shapes
-from edgeds.errors import CalibrationError
+from edgeds.errors import CalibrationError, SpecError
 from edgeds.graph.view import GraphView
 
 
@@ -103,6 +103,12 @@ def test_layers_with_outputs_inside_stay_and_are_named():
     _, found, protected = layers_of(decoder(layers=3, cache=True))
     assert not found
     assert all("is used outside, or is an output" in item.reason for item in protected)
+
+
+def test_why_no_layer_can_go_is_said(tmp_path):
+    onnx.save(decoder(layers=3, cache=True), tmp_path / "m.onnx")
+    with pytest.raises(SpecError, match=r"0 of 3 layers can be dropped.*is used outside, or is an output"):
+        prune_transformer(tmp_path / "m.onnx", out=tmp_path / "o.onnx", layers=1, quiet=True)
 
 
 def test_a_single_layer_stays():
