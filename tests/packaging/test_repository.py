@@ -1,6 +1,7 @@
 """The repository keeps its promises: the CI command, pinned constraints, working links, no weights."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def declared() -> list[Requirement]:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
-    return [Requirement(text) for text in re.findall(r'"([^"]+)"', done.stdout)]
+    return [Requirement(text) for text in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
