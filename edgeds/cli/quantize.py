@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method",
         choices=("minmax", "percentile", "entropy", "mse", "auto"),
-        default="mse",
-        help="how a tensor's range is chosen (default %(default)s); auto compares them on held-out samples",
+        help="how a tensor's range is chosen (default mse); auto compares them on held-out samples",
     )
     parser.add_argument(
         "--percentile", type=float, default=None, metavar="P", help="of the percentile method (default 99.999)"
@@ -90,19 +89,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out.suffix.lower() != ".onnx" or (args.cpu_out is not None and args.cpu_out.suffix.lower() != ".onnx"):
         raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
-    if args.percentile is not None and args.method not in ("percentile", "auto"):
-        raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
+    if args.max_drop is not None and args.method is not None:
+        raise SpecError(f"--max-drop tries every method itself: leave --method {args.method} out")
+    if args.percentile is not None and args.max_drop is None and args.method not in ("percentile", "auto"):
+        raise SpecError(f"--percentile belongs to --method percentile, not {args.method or 'mse, the default'}")
     if args.threads is not None:
         check_threads(args.threads)
     from edgeds.compress.placement import Selection
-    from edgeds.compress.quantize import DEFAULT_PERCENTILE, quantize_model
+    from edgeds.compress.quantize import DEFAULT_METHOD, DEFAULT_PERCENTILE, quantize_model
 
     limit = _limit(args)
     report = quantize_model(
         args.model,
         _open_set(args),
         out=args.out,
-        method=args.method,
+        method=args.method or DEFAULT_METHOD,
         percentile=args.percentile if args.percentile is not None else DEFAULT_PERCENTILE,
         selection=Selection(
             op_types=tuple(name.strip() for name in args.op_types.split(",") if name.strip()),

@@ -152,6 +152,12 @@ def test_options_of_a_limit_need_one(tmp_path, extra, capsys):
     assert "--max-drop" in capsys.readouterr().err
 
 
+def test_a_method_beside_a_limit_is_refused(tmp_path, capsys):
+    words = ["quantize", "m.onnx", "--calib", str(tmp_path), "--out", str(tmp_path / "q.onnx"), "--max-drop", "1"]
+    assert main([*words, "--method", "entropy"]) == 2
+    assert "--method entropy" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_limit_is_a_number_of_points(value):
     with pytest.raises(SpecError, match="max-drop"):
