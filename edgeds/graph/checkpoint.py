@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeds.errors import ModelError
+from edgeds.errors import ModelError, SpecError
 from edgeds.files import open_regular, read_json
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -70,8 +70,11 @@ class Checkpoint:
         raw = np.frombuffer(data, _DTYPES[entry.dtype], count=int(np.prod(entry.shape)), offset=entry.start)
         raw = raw.reshape(entry.shape)
         if entry.dtype == "BF16":  # the upper half of a float32
-            return (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32) if raw.dtype.kind == "f" else raw.copy()
+            return np.asarray(raw.astype(np.uint32) << 16).view(np.float32)
+        if raw.dtype.kind != "f":
+            return raw.copy()
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinity, which readers refuse by name
+            return raw.astype(np.float32)
 
     def close(self) -> None:
         """Unmap the files."""
@@ -113,7 +116,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ModelError(f"{folder}: has no config.json; give the model's folder as it was downloaded")
-    config = read_json(config_path)
+    config = _read_json(config_path)
     if not isinstance(config, dict):
         raise ModelError(f"{config_path}: expected an object, got {type(config).__name__}")
     entries: dict[str, _Entry] = {}
@@ -125,10 +128,18 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     return Checkpoint(folder, config, entries)
 
 
+def _read_json(path: Path) -> Any:
+    """As ``read_json``; a model's own file that is damaged is no wrong use of a command."""
+    try:
+        return read_json(path)
+    except SpecError as error:
+        raise ModelError(f"{error}; download the model again") from error
+
+
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_NAME
     if index.is_file():
-        listed = read_json(index)
+        listed = _read_json(index)
         shards = listed.get("weight_map") if isinstance(listed, dict) else None
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ModelError(f"{index}: has no weight_map of tensor names to files")
@@ -160,7 +171,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, _Entry]]:
         text = file.read(length)
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: its header is not JSON ({error}); download it again") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: its header is not an object")

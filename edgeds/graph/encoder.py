@@ -15,12 +15,16 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
+from edgeds.errors import ModelError, SpecError
 from edgeds.graph.checkpoint import Checkpoint, open_checkpoint
 from edgeds.graph.encoder_config import EncoderConfig, read_config
 from edgeds.graph.shapes import infer_shapes
 from edgeds.graph.writer import GraphWriter
+from edgeds.progress import track
 
 OPSET = 17
+OPSETS = (17, 21)
+"""First with LayerNormalization, last that the IR version of the file covers."""
 MASKED_SCORE = -1e4
 """Added to the scores of padding: exp of it is zero in float32 and float16, and it fits both."""
 
@@ -44,8 +48,11 @@ def build_encoder(
     - answer: ``start_logits`` and ``end_logits`` [batch, length].
     - hidden: ``last_hidden_state`` [batch, length, hidden].
 
-    Raises ModelError for checkpoints that are damaged or of another kind, SpecError for a head they lack.
+    Raises ModelError for checkpoints that are damaged or of another kind, SpecError for a head they lack and for an
+    ``opset`` outside 17 to 21.
     """
+    if isinstance(opset, bool) or not isinstance(opset, int) or not OPSETS[0] <= opset <= OPSETS[1]:
+        raise SpecError(f"opset {opset!r}: encoders are built for opset {OPSETS[0]} to {OPSETS[1]}")
     with open_checkpoint(folder) as checkpoint:
         config = read_config(checkpoint, head=head, pooling=pooling, normalize=normalize)
         writer = _Encoder(checkpoint, config, opset=opset)
@@ -54,7 +61,7 @@ def build_encoder(
 
 class _Encoder:
     def __init__(self, checkpoint: Checkpoint, config: EncoderConfig, *, opset: int) -> None:
-        self._checkpoint, self._config = checkpoint, config
+        self._checkpoint, self._config, self._opset = checkpoint, config, opset
         self._graph = GraphWriter(opset=opset)
 
     def build(self) -> ModelProto:
@@ -68,7 +75,7 @@ class _Encoder:
         missing = graph.op("Sub", graph.const(1.0, np.float32), floats)
         bias = graph.op("Mul", missing, graph.const(MASKED_SCORE, np.float32))
         bias = graph.op("Unsqueeze", bias, graph.const([1, 2]))
-        for index in range(config.layers):
+        for index in track(range(config.layers), what="building the encoder", unit="layer"):
             hidden = self._layer(hidden, bias, index)
         graph.prefix = config.head
         {
@@ -80,15 +87,22 @@ class _Encoder:
         }[config.head](hidden, floats)
         return graph.model(name=config.family, metadata=_metadata(config))
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        return self._checkpoint.tensor(f"{self._config.prefix}{name}", shape)
+    def _tensor(self, name: str, shape: tuple[int, ...], *, own: bool = False) -> np.ndarray:
+        """Read float weights, under the family's prefix unless they are a head's ``own``; NaN would spread unseen."""
+        full = name if own else f"{self._config.prefix}{name}"
+        value = self._checkpoint.tensor(full, shape)
+        if value.dtype.kind != "f":
+            raise ModelError(f"{self._checkpoint.folder}: tensor '{full}' is {value.dtype}, not a float type")
+        if not np.isfinite(value).all():
+            raise ModelError(f"{self._checkpoint.folder}: tensor '{full}' holds NaN or infinity; download it again")
+        return value
 
     def _embed(self, ids: str, types: str | None) -> str:
         graph, config, names = self._graph, self._config, self._config.names
         graph.prefix = "embeddings"
         words = self._tensor(f"{names.words}.weight", (config.vocab, config.hidden))
-        rows = int(self._checkpoint.shape(f"{config.prefix}{names.positions}.weight")[0])
-        table = self._tensor(f"{names.positions}.weight", (rows, config.hidden))[config.position_offset :]
+        table = self._tensor(f"{names.positions}.weight", (config.position_rows, config.hidden))
+        table = table[config.position_offset :]
         if types is None and config.types and names.types is not None:
             # One type only: its row belongs to every token.
             table = table + self._tensor(f"{names.types}.weight", (config.types, config.hidden))[0]
@@ -103,15 +117,17 @@ class _Encoder:
 
     def _norm(self, tensor: str, name: str) -> str:
         graph, width = self._graph, (self._config.hidden,)
-        scale = graph.weight(f"{name}.weight", self._tensor(f"{name}.weight", width))
-        bias = graph.weight(f"{name}.bias", self._tensor(f"{name}.bias", width))
+        # Checkpoints made from TensorFlow's, bert-base-uncased among them, call the two gamma and beta.
+        old = f"{self._config.prefix}{name}.gamma" in self._checkpoint
+        scale = graph.weight(f"{name}.weight", self._tensor(f"{name}.{'gamma' if old else 'weight'}", width))
+        bias = graph.weight(f"{name}.bias", self._tensor(f"{name}.{'beta' if old else 'bias'}", width))
         return graph.op("LayerNormalization", tensor, scale, bias, axis=-1, epsilon=self._config.epsilon)
 
     def _linear(self, tensor: str, name: str, sizes: tuple[int, int], *, scale: float = 1.0, own: bool = False) -> str:
         """``sizes`` is (inputs, outputs); ``own``: the weights of a head, which have no family prefix."""
         graph = self._graph
-        read = self._checkpoint.tensor if own else self._tensor
-        weight, bias = read(f"{name}.weight", (sizes[1], sizes[0])), read(f"{name}.bias", (sizes[1],))
+        weight = self._tensor(f"{name}.weight", (sizes[1], sizes[0]), own=own)
+        bias = self._tensor(f"{name}.bias", (sizes[1],), own=own)
         kernel = graph.weight(f"{name}.weight", weight.T * np.float32(scale))
         product = graph.op("MatMul", tensor, kernel)
         return graph.op("Add", product, graph.weight(f"{name}.bias", bias * np.float32(scale)))
@@ -163,6 +179,12 @@ class _Encoder:
         graph = self._graph
         return graph.op("Gather", hidden, graph.const(0), axis=1)
 
+    def _reduce(self, kind: str, tensor: str, *, axis: int, keepdims: int) -> str:
+        graph = self._graph
+        if self._opset < 18:
+            return graph.op(kind, tensor, axes=[axis], keepdims=keepdims)
+        return graph.op(kind, tensor, graph.const([axis]), keepdims=keepdims)
+
     def _embedding(self, hidden: str, mask: str) -> None:
         graph, config = self._graph, self._config
         if config.pooling == "cls":
@@ -176,9 +198,9 @@ class _Encoder:
             else:
                 absent = graph.op("Sub", graph.const(1.0, np.float32), column)
                 moved = graph.op("Mul", absent, graph.const(MASKED_SCORE, np.float32))
-                pooled = graph.op("ReduceMax", graph.op("Add", hidden, moved), axes=[1], keepdims=0)
+                pooled = self._reduce("ReduceMax", graph.op("Add", hidden, moved), axis=1, keepdims=0)
         if config.normalize:
-            length = graph.op("ReduceL2", pooled, axes=[-1], keepdims=1)
+            length = self._reduce("ReduceL2", pooled, axis=-1, keepdims=1)
             pooled = graph.op("Div", pooled, graph.op("Max", length, graph.const(1e-6, np.float32)))
         graph.rename(pooled, "embedding")
         graph.output("embedding", ("batch", config.hidden))

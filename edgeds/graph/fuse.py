@@ -167,20 +167,41 @@ def _fold_one(view: GraphView, norm: NodeProto) -> bool:
         return False
     if np.all(scale == 1) and (bias is None or not bias.any()):
         return False
-    kernels = [_kernel(view, reader, tensor) for reader in readers]
-    if any(kernel is None for kernel in kernels):
-        return False
-    for reader, kernel in zip(readers, kernels, strict=True):
-        if kernel is None:
+    planned = []
+    for reader in readers:
+        kernel = _kernel(view, reader, tensor)
+        moved = None if kernel is None else _moved(kernel, scale, bias)
+        if moved is None:
             return False
-        if bias is not None and bias.any():
-            _add_bias(view, reader, (bias.astype(np.float64) @ kernel.astype(np.float64)).astype(kernel.dtype))
-        scaled = (kernel.astype(np.float64) * scale[:, None].astype(np.float64)).astype(kernel.dtype)
-        view.set_constant(reader.input[1], np.ascontiguousarray(scaled.T) if _is_transposed(reader) else scaled)
+        planned.append((reader, *moved))
+    for reader, scaled, shift in planned:
+        if shift is not None:
+            _add_bias(view, reader, shift)
+        stored = scaled.T if _is_transposed(reader) else scaled
+        view.set_input(reader, 1, view.add_constant(f"{reader.input[1]}_scaled", stored))
     view.set_input(norm, 1, view.add_constant(f"{norm.input[1]}_one", np.ones_like(scale)))
     if bias is not None:
         view.set_input(norm, 2, view.add_constant(f"{norm.input[2]}_zero", np.zeros_like(bias)))
     return True
+
+
+def _moved(
+    kernel: np.ndarray, scale: np.ndarray, bias: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """The kernel [in, out] with the scale in it and the bias as seen behind it; None where they do not fit.
+
+    In float64, then rounded to the kernel's type; sums that leave float16 do not fit either.
+    """
+    if any(value is not None and value.shape != kernel.shape[:1] for value in (scale, bias)):
+        return None
+    wide = kernel.astype(np.float64)
+    with np.errstate(over="ignore"):
+        scaled = (wide * scale.astype(np.float64)[:, None]).astype(kernel.dtype)
+        shift = None
+        if bias is not None and bias.any():
+            shift = (bias.astype(np.float64) @ wide).astype(kernel.dtype)
+    finite = np.isfinite(scaled).all() and (shift is None or np.isfinite(shift).all())
+    return (scaled, shift) if finite else None
 
 
 def _is_transposed(node: NodeProto) -> bool:
@@ -189,7 +210,7 @@ def _is_transposed(node: NodeProto) -> bool:
 
 def _kernel(view: GraphView, node: NodeProto, tensor: str) -> np.ndarray | None:
     """Weights [in, out] of a linear layer that reads the tensor and owns its weights; None for any other reader."""
-    if node.op_type not in ("MatMul", "Gemm") or node.input[0] != tensor or node.input[1] == tensor:
+    if node.op_type not in ("MatMul", "Gemm") or list(node.input).index(tensor) or list(node.input).count(tensor) > 1:
         return None
     value = view.constant(node.input[1])
     if value is None or value.ndim != 2 or len(view.consumers(node.input[1])) != 1:
@@ -205,8 +226,8 @@ def _add_bias(view: GraphView, node: NodeProto, moved: np.ndarray) -> None:
     """Add ``moved`` to a linear layer's bias, which gets one if it has none."""
     if node.op_type == "Gemm" and len(node.input) > 2 and node.input[2]:
         old = view.constant(node.input[2])
-        if old is not None and len(view.consumers(node.input[2])) == 1:
-            view.set_constant(node.input[2], (old + moved).astype(old.dtype))
+        if old is not None:
+            view.set_input(node, 2, view.add_constant(f"{node.input[2]}_moved", (old + moved).astype(old.dtype)))
             return
     result = node.output[0]
     raw = view.fresh_name(f"{result}_raw")

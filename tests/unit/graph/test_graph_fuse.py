@@ -130,3 +130,55 @@ def test_scales_move_into_the_linear_layers(seed, bias, readers):
 
 def test_a_norm_that_the_shortcut_reads_keeps_its_scale():
     assert fold_norm_scales(with_linear(shortcut=True))[1] == 0
+
+
+def gemm_model(*, trans_b, weight_node=False, beta=1.0):
+    build = Build(seed=4, opset=17)
+    rng = build.rng
+    flat = build.op("ReduceMax", "x", axes=[1], keepdims=0)
+    h = build.op("LayerNormalization", flat, build.w(rng.normal(1, 0.5, WIDTH)), build.w(rng.normal(0, 0.5, WIDTH)))
+    weight = rng.normal(size=(7, WIDTH) if trans_b else (WIDTH, 7)).astype(np.float32)
+    kernel = build.op("Constant", value=numpy_helper.from_array(weight)) if weight_node else build.w(weight)
+    return build.model(build.op("Gemm", h, kernel, build.w(rng.normal(size=7)), transB=int(trans_b), beta=beta))
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("weight_node", [False, True])
+def test_gemms_take_the_scale_in_either_layout(trans_b, weight_node):
+    model = gemm_model(trans_b=trans_b, weight_node=weight_node)
+    folded, count = fold_norm_scales(model)
+    assert count == 1
+    assert kinds(folded)[-1] == "Gemm", "its bias takes the shift, no Add is left"
+    np.testing.assert_allclose(run(folded)[0], run(model)[0], atol=2e-5)
+    assert fold_norm_scales(gemm_model(trans_b=trans_b, beta=0.5))[1] == 0
+
+
+def test_weights_that_two_layers_share_are_left_alone():
+    model = with_linear(readers=2)
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    products[1].input[1] = products[0].input[1]
+    same, count = fold_norm_scales(model)
+    assert count == 0
+    assert same is model
+
+
+def test_a_fold_that_would_overflow_float16_is_left():
+    model = with_linear(readers=1, bias=False)
+    for item in model.graph.initializer:
+        item.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item).astype(np.float16) * 250, item.name))
+    for item in (*model.graph.input, *model.graph.output):
+        item.type.tensor_type.elem_type = TensorProto.FLOAT16
+    assert fold_norm_scales(model)[1] == 0
+
+
+def test_fusion_then_fold_on_a_prenorm_block_is_exact():
+    """What a pre-norm transformer of an old exporter becomes: the operator first, then its scale in the linears."""
+    build = Build(seed=6)
+    h = build.norm("x")
+    out = build.op("Add", build.op("MatMul", h, build.w(build.rng.normal(size=(WIDTH, WIDTH)))), "x")
+    model = build.model(out)
+    fused, norms = fuse_layernorms(model)
+    folded, moved = fold_norm_scales(fused)
+    assert (norms, moved) == (1, 1)
+    np.testing.assert_allclose(run(folded)[0], run(model)[0], atol=2e-5)
+    assert kinds(model).count("ReduceMean") == 2, "the model given is not touched"
