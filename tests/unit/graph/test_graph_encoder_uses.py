@@ -35,6 +35,8 @@ def test_heads_agree_with_transformers(tmp_path, family, head):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config, _ = write_encoder(tmp_path / "m", family, head=head)
+    if head == "answer":  # start and end
+        rewrite(tmp_path / "m", id2label={"0": "start", "1": "end"}, label2id={"start": 0, "end": 1})
     theirs = getattr(transformers, HEADED[family, head]).from_pretrained(tmp_path / "m").eval()
     ids, mask, types = batch(config)
     feeds = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
@@ -46,6 +48,30 @@ def test_heads_agree_with_transformers(tmp_path, family, head):
     real = mask.astype(bool) if head != "classify" else slice(None)
     for found, wanted in zip(run(build_encoder(tmp_path / "m"), ids, mask, types), expected, strict=True):
         np.testing.assert_allclose(found[real], wanted.numpy()[real], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert"])
+@pytest.mark.parametrize("head", ["Model", "ForSequenceClassification", "ForMaskedLM"])
+def test_what_transformers_saves_is_built(tmp_path, name, head):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 60, "max_position_embeddings": 24, "pad_token_id": 1}
+    if name == "DistilBert":
+        sizes |= {"dim": 24, "n_heads": 3, "n_layers": 2, "hidden_dim": 40}
+    else:
+        sizes |= {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+    torch.manual_seed(3)
+    theirs = getattr(transformers, name + head)(getattr(transformers, name + "Config")(**sizes)).eval()
+    theirs.save_pretrained(tmp_path / "m")
+    ids, mask, types = batch({"pad_token_id": 1, "vocab_size": 60})
+    with torch.no_grad():
+        given = theirs(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True)
+    classify = head == "ForSequenceClassification"
+    model = build_encoder(tmp_path / "m", head=None if classify else "hidden")
+    [found] = run(model, ids, mask, types)
+    expected, real = (given.logits, slice(None)) if classify else (given.hidden_states[-1], mask.astype(bool))
+    np.testing.assert_allclose(found[real], expected.numpy()[real], atol=1e-4)
+    assert props(model)["edgeds.task"] == ("classify" if classify else "hidden")
 
 
 @pytest.mark.parametrize("model_type", ["xlm-roberta", "camembert"])
