@@ -45,8 +45,10 @@ _MODULES = {
     "edgeds.bundle": ("Bundle", "Manifest", "open_bundle", "verify_bundle", "write_bundle"),
     "edgeds.engines": ("Engine", "available_backends", "open_engine"),
     "edgeds.runtime": ("BatchPolicy", "LatencyTable", "Session"),
+    "edgeds.pipelines.bert": ("BertPipeline",),
     "edgeds.pipelines.yolo": ("Result", "YoloPipeline"),
     "edgeds.report.accuracy": ("evaluate_detector",),
+    "edgeds.report.textaccuracy": ("evaluate_text",),
     "edgeds.report.bench": ("run_bench",),
     "edgeds.report.monitor": ("EngineMonitor",),
     "edgeds.report.datasets": ("open_detection_dataset",),
@@ -59,6 +61,7 @@ _MODULES = {
     "edgeds.compress.quantize": ("QuantizeReport", "quantize_model"),
     "edgeds.workshop.demo": ("run_demo",),
     "edgeds.workshop.package": ("create_bundle",),
+    "edgeds.workshop.textpackage": ("create_text_bundle",),
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("auto", "float", "int8"), default="auto", help="model of the bundle")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime (cpu), tensorrt or null (default: auto)")
     parser.add_argument("--sizes", metavar="HxW,HxW", help="frame sizes to send (default: the bundle's resolutions)")
+    parser.add_argument("--tokens", metavar="N,N", help="text models: lengths of the texts to send (default 8 to 128)")
     parser.add_argument("--stats", type=given_path, metavar="FILE", help="write FPS and queue there (edgeds monitor)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: the physical cores)")
     parser.add_argument("--record", metavar="FILE.json", type=given_path, help="keep the run for edgeds report")
@@ -133,11 +134,17 @@ def open_target(
     bundle: Bundle, *, args: argparse.Namespace, sizes: Sequence[Resolution], waiting: int
 ) -> tuple[Any, list[BenchRequest], Callable[[], None]]:
     """What to measure (the whole pipeline for YOLO bundles, else the session), its requests, and how to close it."""
+    from edgeds.cli.text import is_text_bundle
+    from edgeds.cli.textmeasure import open_text_target
     from edgeds.pipelines.yolo.metadata import TASKS
     from edgeds.runtime import BatchPolicy
 
     policy = BatchPolicy(max_batch=args.batch, max_delay_ms=5, max_queue=max(256, waiting), on_full="block")
     options = {"backend": args.backend, "precision": args.precision, "threads": args.threads}
+    if is_text_bundle(bundle.manifest):
+        return open_text_target(bundle, args=args, policy=policy)
+    if args.tokens is not None:
+        raise SpecError(f"--tokens is for text models; {args.bundle} is none")
     if bundle.manifest.task in TASKS:
         return _open_pipeline(bundle, options=options, policy=policy, sizes=sizes)
     return _open_session(bundle, options=options, policy=policy, sizes=sizes)

@@ -12,6 +12,7 @@ from edgeds.boards.stored_plan import read_stored_plan
 from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, zip_bundle
 from edgeds.cli.options import add_action, add_trust, given_path
 from edgeds.cli.output import emit_json, emit_text
+from edgeds.cli.textbundle import add_text_options, create, refuse_text_options, wants_text_bundle
 from edgeds.errors import BundleError, SpecError
 from edgeds.files import read_json, read_regular
 from edgeds.specs import Budget, Resolution, from_json
@@ -24,6 +25,7 @@ examples:
   edgeds bundle create yolo11n.onnx --task detect --calib coco/images/train --size 384x640 --size 640x384 \\
       --eval coco/ --max-drop 0.5 --target orin-nano-8gb@15W --out yolo.bundle
   edgeds bundle create model.onnx --task embed --calib feeds.npz --out model.bundle    not a YOLO: fed arrays
+  edgeds bundle create minilm/ --task embed --calib sentences.txt --eval sts-dev.csv --out minilm.bundle
   edgeds bundle create model.onnx --task detect --float-only --out float.bundle
   edgeds bundle show yolo.bundle
   edgeds bundle verify yolo.bundle.zip --json
@@ -33,6 +35,8 @@ examples:
   edgeds bundle sign yolo.bundle --key team.key
   edgeds bundle verify yolo.bundle --trust team.key.pub
 """
+
+MAX_BATCH = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,18 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_create(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file")
+    parser.add_argument("model", metavar="MODEL", type=Path, help="ONNX file, or a text model's folder")
     parser.add_argument(
         "--task",
         required=True,
-        help="what the model does: detect, segment, pose, obb or classify (YOLO), or another word (fed arrays)",
+        help="what the model does: detect, segment, pose, obb or classify (YOLO); embed, classify, tag or answer "
+        "(text); or another word (fed arrays)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="bundle folder to write")
-    parser.add_argument("--calib", type=Path, metavar="PATH", help="folder of images, .npz, or folder of .npz feeds")
+    parser.add_argument("--calib", type=Path, metavar="PATH", help="folder of images, .npz, folder of .npz, or texts")
     parser.add_argument(
         "--size", action="append", default=[], metavar="HxW", help="resolution to serve, repeatable (640, 480x640)"
     )
-    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest batch (default %(default)s)")
+    parser.add_argument("--max-batch", type=int, metavar="N", help=f"largest batch (default {MAX_BATCH}, texts 64)")
     parser.add_argument(
         "--method",
         choices=("minmax", "percentile", "entropy", "mse", "auto"),
@@ -79,7 +84,7 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
         "--percentile", type=float, default=None, metavar="P", help="of the percentile method (default 99.999)"
     )
     parser.add_argument("--samples", type=int, metavar="N", help="use N evenly spaced samples (default: all)")
-    parser.add_argument("--eval", type=Path, metavar="DIR", help="labelled images: measure mAP of float and INT8")
+    parser.add_argument("--eval", type=Path, metavar="PATH", help="labelled images or texts: measure float and INT8")
     parser.add_argument(
         "--split", metavar="NAME", help="of --eval: train, val or test (default: val if there are several)"
     )
@@ -101,6 +106,7 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace", action="store_true", help="replace an older bundle at --out when the new one is ready"
     )
+    add_text_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,24 +121,29 @@ def _create(args: argparse.Namespace) -> int:
     # What is cheap to see is refused before the heavy imports.
     if args.calib is None and not args.float_only:
         raise SpecError("calibration samples are needed for INT8; give --calib PATH, or --float-only to pack without")
-    if args.max_batch < 1:
+    if args.max_batch is not None and args.max_batch < 1:
         raise SpecError(f"--max-batch is {args.max_batch}; need at least 1")
     if args.percentile is not None and args.method != "percentile":
         raise SpecError(f"--percentile belongs to --method percentile, not {args.method}")
     from edgeds.compress.quantize import DEFAULT_PERCENTILE
     from edgeds.workshop.package import create_bundle
 
+    percentile = args.percentile if args.percentile is not None else DEFAULT_PERCENTILE
+    names = None if args.names is None else read_names(args.names)
+    if wants_text_bundle(args):
+        return _created(args, create(args, percentile=percentile, names=names, budget=_budget(args)))
+    refuse_text_options(args)
     path = create_bundle(
         args.model,
         out=args.out,
         task=args.task,
         calib=args.calib,
         sizes=tuple(Resolution.parse(text) for text in args.size),
-        max_batch=args.max_batch,
+        max_batch=MAX_BATCH if args.max_batch is None else args.max_batch,
         method=args.method,
-        percentile=args.percentile if args.percentile is not None else DEFAULT_PERCENTILE,
+        percentile=percentile,
         samples=args.samples,
-        names=None if args.names is None else read_names(args.names),
+        names=names,
         head=args.head,
         float_only=args.float_only,
         evaluate=args.eval,
@@ -143,6 +154,10 @@ def _create(args: argparse.Namespace) -> int:
         replace=args.replace,
         quiet=args.quiet,
     )
+    return _created(args, path)
+
+
+def _created(args: argparse.Namespace, path: Path) -> int:
     with open_bundle(path) as bundle:
         manifest = bundle.manifest
     if args.json:

@@ -1,4 +1,4 @@
-"""``edgeds eval``: accuracy of a detector on labelled images."""
+"""``edgeds eval``: accuracy of a detector on labelled images, or of a text model on labelled texts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from edgeds.cli.detector import add_detector_arguments, open_detector
 from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
+from edgeds.cli.text import peek_text_bundle
 from edgeds.errors import SpecError
 from edgeds.report.accuracy import evaluate_detector
 from edgeds.report.datasets import open_detection_dataset
 
-SUMMARY = "Measure the accuracy of a bundle (or a plain YOLO .onnx) on images with YOLO or COCO labels."
+SUMMARY = "Measure the accuracy of a bundle: a YOLO (or its plain .onnx) on images, a text model on labelled texts."
 
 EXAMPLES = """\
 examples:
@@ -21,17 +22,24 @@ examples:
   edgeds eval yolo.bundle --data coco128/ --precision float      the float model of the same bundle
   edgeds eval yolo.bundle --data data.yaml --split test --json
   edgeds eval yolo.bundle --data coco/ --min-map 0.45            exit code 1 when it is below
+  edgeds eval minilm.bundle --data sts-test.csv                  Spearman of sentence pairs, in points of 100
+  edgeds eval ner.bundle --data test.conll --min-value 90        texts: pairs, labels, CoNLL columns or SQuAD
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_detector_arguments(parser)
     parser.add_argument(
-        "--data", required=True, type=Path, metavar="DIR", help="images/ + labels/, a data .yaml, or COCO json"
+        "--data",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="images/ + labels/, .yaml or COCO json; texts: a file",
     )
     parser.add_argument("--split", metavar="NAME", help="train, val or test (default: val where there are several)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N images")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N samples")
     parser.add_argument("--min-map", type=float, metavar="X", help="exit with 1 when mAP50-95 is below X (0 to 1)")
+    parser.add_argument("--min-value", type=float, metavar="X", help="text models: exit with 1 below X points (of 100)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)
 
@@ -40,6 +48,12 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 when the mAP is below ``--min-map``."""
     if args.min_map is not None and not 0 <= args.min_map <= 1:
         raise SpecError(f"--min-map {args.min_map}: must be from 0 to 1 (0.45, not 45)")
+    if peek_text_bundle(args.bundle):
+        from edgeds.cli.textmeasure import run_text_eval
+
+        return run_text_eval(args)
+    if args.min_value is not None:
+        raise SpecError("--min-value is for text models; the limit of a detector is --min-map")
     with open_detector(args) as pipeline:
         dataset = open_detection_dataset(args.data, split=args.split, names=pipeline.names or None, limit=args.limit)
         report = evaluate_detector(pipeline, dataset, quiet=args.quiet)

@@ -89,6 +89,10 @@ class TextEncoder:
         self._spans = spans
         self.pad_id = next((i for i in map(tokenizer.token_to_id, _PAD_NAMES) if i is not None), 0)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token and its id."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=False))
+
     def encode(self, texts: Sequence[Text], *, first: int = 0) -> list[Encoded]:
         """Encode single texts; ``first`` is the number of the first one, for messages.
 

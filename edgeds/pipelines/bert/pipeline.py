@@ -120,8 +120,7 @@ class BertPipeline:
         Raises InputError for a text that cannot be used, EngineMismatch for ids outside the model's vocabulary.
         """
         rows = list(self.embed_each(list_items(texts)))
-        width = self._width()
-        return np.stack(rows) if rows else np.zeros((0, width), np.float32)
+        return np.stack(rows) if rows else np.zeros((0, self.width), np.float32)
 
     def embed_each(self, texts: Iterable[Text]) -> Iterator[FloatArray]:
         """``embed`` one by one for any number of texts, in constant memory."""
@@ -291,7 +290,9 @@ class BertPipeline:
                 self._encoder.max_length,
             )
 
-    def _width(self) -> int:
+    @property
+    def width(self) -> int:
+        """Values of one embedding, or labels; 0 where the model leaves it open."""
         spec = next(spec for spec in self.session.engine.outputs if spec.name == self.head.outputs[0])
         return spec.shape[-1] if isinstance(spec.shape[-1], int) else 0
 
