@@ -23,8 +23,9 @@ CPU = ["onnxruntime>=1.20,<1.34"]
 VISION = ["opencv-python-headless>=4.8,<6"]
 # Signs and checks bundles. Ubuntu on a Jetson has it as python3-cryptography.
 SIGN = ["cryptography>=42"]
-# Training (edgeds recover) on a workstation; never needed on a device.
-TRAIN = ["torch>=2.4,<3", "safetensors>=0.4"]
+# Training (edgeds recover) on a workstation. On a Jetson torch is JetPack's, which pip must not replace.
+TORCH, NOT_A_JETSON = "torch>=2.4,<3", "platform_machine != 'aarch64'"
+SAFETENSORS = "safetensors>=0.4"
 WORKSHOP = ["onnx>=1.16,<2", "pycocotools>=2.0.8", *CPU, *VISION]
 
 # Turns text into tokens for encoders and language models; on devices too.
@@ -32,6 +33,9 @@ TEXT = ["tokenizers>=0.19,<1"]
 
 # Conversations by a model's own template, and guided decoding.
 LLM = [*TEXT, "jinja2>=3.1.6,<4", "llguidance>=1.9,<2"]
+
+# Reads language models in GGUF files, on a workstation.
+GGUF = ["gguf>=0.10,<1"]
 
 RTX_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 
@@ -42,9 +46,10 @@ EXTRAS = {
     "sign": SIGN,
     "text": TEXT,
     "llm": LLM,
+    "gguf": GGUF,
     "workshop": WORKSHOP,
     "demo": WORKSHOP,
-    "train": [*WORKSHOP, *TRAIN],
+    "train": [*WORKSHOP, f"{TORCH}; {NOT_A_JETSON}", SAFETENSORS],
     # Builds engines for RTX GPUs on any Linux PC, with or without a GPU. The two wheels must be of one version.
     "rtx": [f"tensorrt_rtx_cu13_{part}==1.7.1.116; {RTX_PLATFORM}" for part in ("libs", "bindings")],
     # Filled by the issues that need them; named now so that install commands stay stable.
@@ -54,8 +59,10 @@ EXTRAS = {
         *WORKSHOP,
         *SIGN,
         *LLM,
+        *GGUF,
         # Other Pythons may get torch with gigabytes of CUDA; tests of training run on the one that CI uses.
-        *(f'{name}; python_version == "3.11"' for name in TRAIN),
+        f"{TORCH}; {NOT_A_JETSON} and python_version == '3.11'",
+        f"{SAFETENSORS}; python_version == '3.11'",
         "build>=1.2",
         "hypothesis>=6.100",
         "mypy>=1.11",

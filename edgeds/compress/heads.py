@@ -100,15 +100,9 @@ def prune_transformer(
             raise ModelError(f"{source}: has no attention (no Softmax over a product of activations); use --ratio")
     shorter, costs, kept_layers = _drop(whole, layers, samples, options=options, quiet=quiet)
     cut, blocks = _cut(shorter, heads=heads, ffn=ffn, method=method, samples=samples, options=options, quiet=quiet)
-    pruned, fitted = cut.result.model, 0
-    if samples and options.reconstruct and (cut.result.mapping or any(cost.dropped for cost in costs)):
-        dropped = any(cost.dropped for cost in costs)
-        pruned, fitted = _reconstruct(whole, cut.result, samples, every=dropped, options=options, quiet=quiet)
-    before = len(attention_nodes(GraphView(whole, copy=False)))
     gone = sum(cost.dropped for cost in costs)
-    changed = correct_metadata(
-        pruned, heads=cut.heads, key_heads=cut.key_heads, ffn=cut.ffn, layers=(before, before - gone) if gone else None
-    )
+    pruned, fitted = _reconstruct(whole, cut.result, samples, every=gone > 0, options=options, quiet=quiet)
+    changed = _correct(pruned, cut, whole, gone=gone)
     pruned = check_result(pruned, dense, threads=options.threads)
     difference = measure_against(whole, samples, threads=options.threads)(pruned) if samples else None
     report = TransformerReport(
@@ -197,6 +191,8 @@ def _reconstruct(
     quiet: bool,
 ) -> tuple[ModelProto, int]:
     """Fit the layers behind removed heads and units; with ``every`` all, which is what a dropped layer leaves."""
+    if not (samples and options.reconstruct and (result.mapping or every)):
+        return result.model, 0
     from edgeds.compress.reconstruct import reconstruct
 
     report = reconstruct(
@@ -210,6 +206,12 @@ def _reconstruct(
         quiet=quiet,
     )
     return report.model, sum(layer.ridge is not None for layer in report.layers)
+
+
+def _correct(model: ModelProto, cut: CutResult, whole: ModelProto, *, gone: int) -> tuple[str, ...]:
+    before = len(attention_nodes(GraphView(whole, copy=False)))
+    layers = (before, before - gone) if gone else None
+    return correct_metadata(model, heads=cut.heads, key_heads=cut.key_heads, ffn=cut.ffn, layers=layers)
 
 
 def _notes(

@@ -225,22 +225,37 @@ def _hard_sigmoid(values: Values, context: OpContext) -> Any:
     return (values[0] * context.get("alpha", 0.2) + context.get("beta", 0.5)).clamp(0, 1)
 
 
-def build_table() -> dict[str, Op]:
-    """Operator name -> function."""
+def _leaky_relu(values: Values, context: OpContext) -> Any:
+    return import_torch().nn.functional.leaky_relu(values[0], context.get("alpha", 0.01))
+
+
+def _elu(values: Values, context: OpContext) -> Any:
+    return import_torch().nn.functional.elu(values[0], context.get("alpha", 1.0))
+
+
+def _where(values: Values, _: OpContext) -> Any:
+    return import_torch().where(*same_device(values))
+
+
+def _arg_max(values: Values, context: OpContext) -> Any:
+    return values[0].argmax(dim=context.get("axis", 0), keepdim=bool(context.get("keepdims", 1)))
+
+
+_REDUCTIONS: dict[str, Callable[[Any, Any, bool], Any]] = {
+    "ReduceMean": lambda x, axes, keep: x.mean(dim=axes, keepdim=keep),
+    "ReduceSum": lambda x, axes, keep: x.sum(dim=axes, keepdim=keep),
+    "ReduceMax": lambda x, axes, keep: x.amax(dim=axes, keepdim=keep),
+    "ReduceMin": lambda x, axes, keep: x.amin(dim=axes, keepdim=keep),
+    "ReduceL2": lambda x, axes, keep: x.square().sum(dim=axes, keepdim=keep).sqrt(),
+    "ReduceL1": lambda x, axes, keep: x.abs().sum(dim=axes, keepdim=keep),
+    "ReduceSumSquare": lambda x, axes, keep: x.square().sum(dim=axes, keepdim=keep),
+    "ReduceProd": _prod,
+}
+
+
+def _elementwise() -> dict[str, Op]:
     torch = import_torch()
     functional = torch.nn.functional
-
-    def leaky(values: Values, context: OpContext) -> Any:
-        return functional.leaky_relu(values[0], context.get("alpha", 0.01))
-
-    def elu(values: Values, context: OpContext) -> Any:
-        return functional.elu(values[0], context.get("alpha", 1.0))
-
-    def where(values: Values, _: OpContext) -> Any:
-        return torch.where(*same_device(values))
-
-    def arg_max(values: Values, context: OpContext) -> Any:
-        return values[0].argmax(dim=context.get("axis", 0), keepdim=bool(context.get("keepdims", 1)))
 
     unary = {
         "Relu": torch.relu,
@@ -284,31 +299,28 @@ def build_table() -> dict[str, Op]:
         "Or": torch.logical_or,
         "Sum": torch.add,
     }
-    reductions = {
-        "ReduceMean": lambda x, axes, keep: x.mean(dim=axes, keepdim=keep),
-        "ReduceSum": lambda x, axes, keep: x.sum(dim=axes, keepdim=keep),
-        "ReduceMax": lambda x, axes, keep: x.amax(dim=axes, keepdim=keep),
-        "ReduceMin": lambda x, axes, keep: x.amin(dim=axes, keepdim=keep),
-        "ReduceL2": lambda x, axes, keep: x.square().sum(dim=axes, keepdim=keep).sqrt(),
-        "ReduceL1": lambda x, axes, keep: x.abs().sum(dim=axes, keepdim=keep),
-        "ReduceSumSquare": lambda x, axes, keep: x.square().sum(dim=axes, keepdim=keep),
-        "ReduceProd": _prod,
-    }
     return {
         **{name: _unary(function) for name, function in unary.items()},
         **{name: _fold_binary(function) for name, function in binary.items()},
-        **{name: _reduce(function) for name, function in reductions.items()},
+    }
+
+
+def build_table() -> dict[str, Op]:
+    """Operator name -> function."""
+    return {
+        **_elementwise(),
+        **{name: _reduce(function) for name, function in _REDUCTIONS.items()},
         "Mod": _mod,
         "Clip": _clip,
         "Gelu": _gelu,
-        "LeakyRelu": leaky,
-        "Elu": elu,
+        "LeakyRelu": _leaky_relu,
+        "Elu": _elu,
         "PRelu": _prelu,
         "HardSigmoid": _hard_sigmoid,
         "Softmax": _softmax,
         "LogSoftmax": _softmax,
-        "Where": where,
-        "ArgMax": arg_max,
+        "Where": _where,
+        "ArgMax": _arg_max,
         "LayerNormalization": _layer_norm,
         "BatchNormalization": _batch_norm,
         "InstanceNormalization": _instance_norm,

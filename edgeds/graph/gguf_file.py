@@ -178,5 +178,5 @@ def _import_gguf() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise MissingDependency("gguf", extra="llm", purpose="reading GGUF files", cause=error) from error
+        raise MissingDependency("gguf", extra="gguf", purpose="reading GGUF files", cause=error) from error
     return gguf

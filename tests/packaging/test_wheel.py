@@ -79,14 +79,20 @@ def test_wheel_is_for_any_platform_and_carries_the_licence(wheel: zipfile.ZipFil
 
 
 def test_no_extra_brings_torch_or_tensorrt_to_a_jetson_and_the_base_is_light(wheel: zipfile.ZipFile) -> None:
-    """A Jetson has both from JetPack. The rtx extra alone brings TensorRT-RTX, which exists for x86-64 PCs only."""
+    """A Jetson has both from JetPack. The rtx extra alone brings TensorRT-RTX, which exists for x86-64 PCs only, and
+    training brings torch to everything but a Jetson."""
     everything = core(wheel).get_all("Requires-Dist") or []
     rtx = [requirement for requirement in everything if requirement.startswith(("tensorrt-rtx", "tensorrt_rtx"))]
     assert len(rtx) == 2
     for requirement in rtx:
         assert re.search(r"""platform_machine == ["']x86_64["']""", requirement)
         assert re.search(r"""extra == ["']rtx["']""", requirement)
-    requirements = [requirement for requirement in everything if requirement not in rtx]
+    torch = [requirement for requirement in everything if requirement.startswith("torch")]
+    assert len(torch) == 2
+    for requirement in torch:
+        assert re.search(r"""platform_machine != ["']aarch64["']""", requirement)
+        assert re.search(r"""extra == ["'](train|dev)["']""", requirement)
+    requirements = [requirement for requirement in everything if requirement not in (*rtx, *torch)]
     names = {requirement.replace("(", " ").split(">")[0].split(";")[0].strip().lower() for requirement in requirements}
     assert not {name for name in names if name.startswith(("torch", "tensorrt", "ultralytics"))}
     base = [requirement for requirement in requirements if "extra ==" not in requirement]
