@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="callers at once (default: 1 for batch 1, else twice the batch for each frame size)",
     )
-    parser.add_argument("--precision", choices=("auto", "float", "int8"), default="auto", help="model of the bundle")
+    parser.add_argument(
+        "--precision", choices=("auto", "float", "int8", "int4"), default="auto", help="model of the bundle"
+    )
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime (cpu), tensorrt or null (default: auto)")
     parser.add_argument("--sizes", metavar="HxW,HxW", help="frame sizes to send (default: the bundle's resolutions)")
     parser.add_argument("--tokens", metavar="N,N", help="text models: lengths of the texts to send (default 8 to 128)")

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=("auto", "int8", "float16", "float"),
+        choices=("auto", "int8", "int4", "float16", "float"),
         default="auto",
         help="what to build (default: what the bundle is made for)",
     )

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-build", action="store_true", help="copy only; the engine is built later")
     parser.add_argument(
-        "--precision", choices=("auto", "int8", "float16", "float"), help="what to build (default: the bundle's)"
+        "--precision",
+        choices=("auto", "int8", "int4", "float16", "float"),
+        help="what to build (default: the bundle's)",
     )
     parser.add_argument("--max-batch", type=int, metavar="N", help="largest batch to build for")
     parser.add_argument("--bench-seconds", type=float, default=3.0, metavar="S", help="0 skips it (default: 3)")

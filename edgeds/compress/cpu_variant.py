@@ -22,6 +22,7 @@ from edgeds.compress.ranges import TensorRange
 from edgeds.compress.tail import WEIGHTED_OPS
 from edgeds.compress.weights import QMAX, quantize_weight
 from edgeds.errors import ModelError
+from edgeds.graph.opset import import_domain
 from edgeds.graph.proto import attributes
 from edgeds.graph.view import GraphView
 
@@ -328,9 +329,8 @@ def _fuse_silu(view: GraphView) -> None:
         view.remove_node(gate)
         view.add_node(_quick_gelu(node.name, tensor, output))
         fused = True
-    if fused and not any(entry.domain == "com.microsoft" for entry in view.model.opset_import):
-        entry = view.model.opset_import.add()
-        entry.domain, entry.version = "com.microsoft", 1
+    if fused:
+        import_domain(view.model, "com.microsoft")
 
 
 def _quick_gelu(name: str, tensor: str, output: str) -> NodeProto:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "available_backends", "check_feeds", "default_threads", "open_engine"]
 
-Precision = Literal["auto", "float", "int8"]
+Precision = Literal["auto", "float", "int8", "int4"]
 
 BACKENDS = ("onnxruntime", "tensorrt", "cuda", "null")
 ALIASES = {"cpu": "onnxruntime", "ort": "onnxruntime", "trt": "tensorrt"}
-PRECISIONS = ("auto", "float", "int8")
+PRECISIONS = ("auto", "float", "int8", "int4")
 SLOW_INT8 = (
     "the bundle has no CPU variant of its int8 model (model.cpu.onnx); signed int8 runs at about half the speed of "
     "float on this processor"
@@ -165,10 +165,11 @@ def _check_backend(name: str, *, asked: str) -> None:
 
 def _pick_model(bundle: Bundle, *, precision: Precision) -> tuple[Path, str, str | None]:
     models = bundle.manifest.models
-    wanted = {"auto": ("cpu_int8", "int8", "float"), "int8": ("cpu_int8", "int8"), "float": ("float",)}[precision]
+    quantized = {"int8": ("cpu_int8", "int8"), "int4": ("cpu_int4", "int4")}
+    wanted = {"auto": (*quantized["int8"], *quantized["int4"], "float"), "float": ("float",), **quantized}[precision]
     for key in wanted:
         if key in models:
-            chosen = "float" if key == "float" else "int8"
+            chosen = key.removeprefix("cpu_")
             slow = key == "int8" and platform.machine().lower() in ("x86_64", "amd64")
             return bundle.path(models[key]), chosen, SLOW_INT8 if slow else None
     if not models:

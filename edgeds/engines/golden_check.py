@@ -46,7 +46,9 @@ TOLERANCES: dict[str, Tolerance] = {
     "float": Tolerance(max_error=0.02, rms_error=0.005),
     "float16": Tolerance(max_error=0.1, rms_error=0.02),
     "int8": Tolerance(max_error=0.1, rms_error=0.02, of_reference=1.5),
+    "int4": Tolerance(max_error=0.1, rms_error=0.02, of_reference=1.5),
 }
+_QUANTIZED = ("int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +151,8 @@ def _judge(
     name: str, got: Array, golden: Mapping[str, Array], *, sample: str, precision: str, tolerance: Tolerance
 ) -> GoldenOutput | None:
     floats = golden.get(f"float/{sample}/{name}")
-    quantized = golden.get(f"int8/{sample}/{name}")
-    own, label = (quantized, "int8") if precision == "int8" and quantized is not None else (floats, "float")
+    quantized = golden.get(f"{precision}/{sample}/{name}") if precision in _QUANTIZED else None
+    own, label = (quantized, precision) if quantized is not None else (floats, "float")
     if own is None:
         return None
     if got.shape != own.shape:
@@ -161,11 +163,11 @@ def _judge(
     max_error, rms_error = compare(got, own)
     against_float = compare(got, floats) if floats is not None and floats.shape == got.shape else None
     extra_max = extra_rms = 0.0
-    if label == "int8" and floats is not None and floats.shape == own.shape:
+    if label in _QUANTIZED and floats is not None and floats.shape == own.shape:
         extra_max, extra_rms = (tolerance.of_reference * cost for cost in compare(own, floats))
     limits = (tolerance.max_error + extra_max, tolerance.rms_error + extra_rms)
     ok = max_error <= limits[0] and rms_error <= limits[1]
-    if against_float is not None and label == "int8":
+    if against_float is not None and label in _QUANTIZED:
         # Judged by what counts in the end: no further from float than quantizing explains.
         ok = ok and against_float[1] <= limits[1]
     return GoldenOutput(

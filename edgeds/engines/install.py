@@ -170,6 +170,8 @@ def _plan_job(
         batch = planned if max_batch is None else max_batch
         profiles = plan_profiles(manifest.inputs, sizes, max_batch=batch)
     values = {"precision": BUILD_PRECISIONS[label], **host.fixed, **options}
+    if label == "int4" and host.product == "tensorrt":
+        values.setdefault("typing", "strong")
     if "timing_cache" not in values and host.product == "tensorrt":
         values["timing_cache"] = timing_cache_path(host, cache=cache)
     chosen = host.options_type(profiles=tuple(dict(profile) for profile in profiles), **values)

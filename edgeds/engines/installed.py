@@ -42,7 +42,7 @@ def find_installed(
     ``precision`` ``auto`` takes what the bundle is meant to run as first. Raises DeviceError without TensorRT or GPU.
     """
     host = host or find_host(quiet=True)
-    choices = [precision] if precision != "auto" else [bundle.manifest.precision, "int8", "float16", "float"]
+    choices = [precision] if precision != "auto" else [bundle.manifest.precision, "int8", "int4", "float16", "float"]
     for wanted in dict.fromkeys(choices):
         found = find_engine(
             bundle,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from edgeds.bundle import Manifest
 from edgeds.errors import SpecError
 
-PRECISIONS = ("auto", "int8", "float16", "float")
-BUILD_PRECISIONS = {"int8": "int8", "float16": "float16", "float": "float32"}
+PRECISIONS = ("auto", "int8", "int4", "float16", "float")
+BUILD_PRECISIONS = {"int8": "int8", "int4": "float16", "float16": "float16", "float": "float32"}
 """Ours to the builder's; a weakly typed build turns it into flags."""
 
 
@@ -21,14 +21,22 @@ def choose_variant(manifest: Manifest, *, precision: str, typing: str) -> tuple[
     models = manifest.models
     wanted = precision
     if precision == "auto":
-        wanted = "int8" if {"int8", "int8_fp16"} & set(models) else "float16" if "float16" in models else "float"
-    strong = {"int8": ("int8_fp16", "int8"), "float16": ("float16",), "float": ("float",)}
-    weak = {"int8": ("int8",), "float16": ("float",), "float": ("float",)}
+        held = {variant.removesuffix("_fp16") for variant in models}
+        wanted = next((name for name in ("int8", "int4", "float16") if name in held), "float")
+    strong = {
+        "int8": ("int8_fp16", "int8"),
+        "int4": ("int4_fp16", "int4"),
+        "float16": ("float16",),
+        "float": ("float",),
+    }
+    # TensorRT takes INT4 in strongly typed networks only, also where others are typed weakly.
+    weak = {"int8": ("int8",), "int4": strong["int4"], "float16": ("float",), "float": ("float",)}
     for variant in (weak if typing == "weak" else strong)[wanted]:
         if variant in models:
-            slow = wanted == "int8" and variant == "int8" and typing == "strong"
+            slow = wanted in ("int8", "int4") and variant == wanted and typing == "strong"
             note = (
-                "the bundle has no int8_fp16 variant, so what is not INT8 runs in float32; create it again"
+                f"the bundle has no {wanted}_fp16 variant, so what is not {wanted.upper()} runs in float32; create it "
+                "again"
                 if slow
                 else None
             )

@@ -23,6 +23,7 @@ from edgeds.graph.gguf_file import GgufFile
 from edgeds.graph.writer import GraphWriter
 
 OPSET = 17
+OPSETS = (17, 21)
 KV_DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 MASKED_SCORE = -1e4
 """Added to scores that do not count: exp of it is zero, and float16 holds it."""
@@ -48,6 +49,8 @@ def build_decoder(
         raise SpecError(f"page: expected 1 to {MAX_PAGE} tokens, got {page!r}")
     if kv not in KV_DTYPES:
         raise SpecError(f"kv {kv!r}: choose one of {', '.join(KV_DTYPES)}")
+    if isinstance(opset, bool) or not isinstance(opset, int) or not OPSETS[0] <= opset <= OPSETS[1]:
+        raise SpecError(f"opset {opset!r}: decoders are built for opset {OPSETS[0]} to {OPSETS[1]}")
     path = Path(source)
     if path.suffix.lower() == ".gguf":
         with GgufFile(path) as file:
@@ -131,7 +134,7 @@ class _Decoder:
         """x / sqrt(mean(x^2) + epsilon) * weight, in the form ONNX Runtime and TensorRT recognise."""
         graph = self._graph
         square = graph.op("Pow", tensor, self._number(2.0))
-        mean = graph.op("ReduceMean", square, axes=[-1], keepdims=1)
+        mean = graph.reduce("ReduceMean", square, [-1], keepdims=1)
         root = graph.op("Sqrt", graph.op("Add", mean, self._number(self._config.epsilon)))
         return graph.op("Mul", graph.op("Div", tensor, root), graph.weight(name, self._tensor(name, (width,))))
 
@@ -229,7 +232,7 @@ class _Decoder:
         )
         past_weights, new_weights = graph.ops("Split", weights, split, outputs=2, axis=4)
         if self._mass:
-            self._masses.append(graph.op("ReduceMean", past_weights, axes=[1, 2], keepdims=0))  # [batch, step, cached]
+            self._masses.append(graph.reduce("ReduceMean", past_weights, [1, 2], keepdims=0))  # [batch, step, cached]
         flat = graph.op("Reshape", new_weights, graph.op("Concat", graph.const([0, kv, -1]), step, axis=0))
         blocks = graph.op("Slice", graph.op("Shape", self._table), graph.const([1]), graph.const([2]))
         shape = graph.op("Concat", graph.const([0, kv, -1]), blocks, graph.const([page]), axis=0)
@@ -283,6 +286,7 @@ class _Decoder:
             "edgeds.task": "generate",
             "edgeds.page": str(self._page),
             "edgeds.layers": str(config.layers),
+            "edgeds.num_heads": str(config.heads),
             "edgeds.kv_heads": str(config.kv_heads),
             "edgeds.head_dim": str(config.head_dim),
             "edgeds.kv_dtype": self._kv,

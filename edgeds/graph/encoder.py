@@ -61,7 +61,7 @@ def build_encoder(
 
 class _Encoder:
     def __init__(self, checkpoint: Checkpoint, config: EncoderConfig, *, opset: int) -> None:
-        self._checkpoint, self._config, self._opset = checkpoint, config, opset
+        self._checkpoint, self._config = checkpoint, config
         self._graph = GraphWriter(opset=opset)
 
     def build(self) -> ModelProto:
@@ -179,12 +179,6 @@ class _Encoder:
         graph = self._graph
         return graph.op("Gather", hidden, graph.const(0), axis=1)
 
-    def _reduce(self, kind: str, tensor: str, *, axis: int, keepdims: int) -> str:
-        graph = self._graph
-        if self._opset < 18:
-            return graph.op(kind, tensor, axes=[axis], keepdims=keepdims)
-        return graph.op(kind, tensor, graph.const([axis]), keepdims=keepdims)
-
     def _embedding(self, hidden: str, mask: str) -> None:
         graph, config = self._graph, self._config
         if config.pooling == "cls":
@@ -198,9 +192,9 @@ class _Encoder:
             else:
                 absent = graph.op("Sub", graph.const(1.0, np.float32), column)
                 moved = graph.op("Mul", absent, graph.const(MASKED_SCORE, np.float32))
-                pooled = self._reduce("ReduceMax", graph.op("Add", hidden, moved), axis=1, keepdims=0)
+                pooled = graph.reduce("ReduceMax", graph.op("Add", hidden, moved), [1], keepdims=0)
         if config.normalize:
-            length = self._reduce("ReduceL2", pooled, axis=-1, keepdims=1)
+            length = graph.reduce("ReduceL2", pooled, [-1], keepdims=1)
             pooled = graph.op("Div", pooled, graph.op("Max", length, graph.const(1e-6, np.float32)))
         graph.rename(pooled, "embedding")
         graph.output("embedding", ("batch", config.hidden))

@@ -26,6 +26,12 @@ from edgeds.graph.validate import check_model
 from edgeds.graph.versions import opset_limit
 
 
+def import_domain(model: ModelProto, domain: str, version: int = 1) -> None:
+    """Import an operator set in place, unless the model does already."""
+    if not any(entry.domain == domain for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, version))
+
+
 def require_opset(model: ModelProto, minimum: int) -> ModelProto:
     """Return a copy with the default opset at least ``minimum``; unchanged in meaning, IR kept unless types need more.
 

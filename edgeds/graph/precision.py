@@ -33,8 +33,9 @@ from edgeds.graph.view import GraphView
 QDQ_HALF_OPSET = 19
 """The first opset in which QuantizeLinear and DequantizeLinear take float16."""
 
-IoType = Literal["float32", "float16"]
+IoType = Literal["float32", "float16", "keep"]
 Ranges = Mapping[str, Any]
+_IO: dict[str, np.dtype[Any] | None] = {"float32": FLOAT32, "float16": FLOAT16, "keep": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +72,14 @@ def convert_float16(
     ``keep``: names of nodes (or patterns such as ``/head/*``) that stay float32. ``ranges``: what calibration saw, by
     tensor: the largest magnitude, a (minimum, maximum) pair, or an object with ``minimum`` and ``maximum``; tensors
     beyond 32752 (65504 with a factor of 2 in hand) keep their producer and readers float32. ``io``: type of float
-    inputs and outputs. Constants are folded first; names of surviving nodes and outputs never change. The opset is
-    raised, to 19, only for Q/DQ in float16.
+    inputs and outputs (``keep``: the one each has). Constants are folded first; names of surviving nodes and outputs
+    never change. The opset is raised, to 19, only for Q/DQ in float16.
 
     The result passes the full ONNX checker and ``typecheck.check_types``. Raises SpecError for bad arguments and
     ModelError for a model that cannot be converted.
     """
-    if io not in ("float32", "float16"):
-        raise SpecError(f"io {io!r}: expected 'float32' or 'float16'")
+    if io not in _IO:
+        raise SpecError(f"io {io!r}: expected one of {', '.join(_IO)}")
     if isinstance(keep, str):
         raise SpecError(f"keep {keep!r}: give a list of node names")
     peaks = peaks_of(ranges or {})
@@ -91,7 +92,7 @@ def convert_float16(
         view, plan = _planned(require_opset(folded, QDQ_HALF_OPSET), keep, peaks)
     opset = main_opset(view.model)
     kept = tuple(_kept_nodes(view, plan, opset=opset))
-    Retyper(view, plan, io=FLOAT16 if io == "float16" else FLOAT32).run()
+    Retyper(view, plan, io=_IO[io]).run()
     result = view.finish()
     check_types(result, where="float16 conversion")
     notes = tuple(f"{name}: {fit.note}" for name, fit in plan.scales.items() if fit.note)

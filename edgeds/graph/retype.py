@@ -30,12 +30,12 @@ _UNTOUCHED_INPUTS = {"Resize": (1,), "Upsample": (1,), "Dropout": (1,), "OneHot"
 
 
 class Retyper:
-    """Edits a view in place. ``io`` is the type of float graph inputs and outputs.
+    """Edits a view in place. ``io`` is the type of float graph inputs and outputs; None: as they are.
 
     ``types`` holds the current type of every float32/float16 tensor; tensors of unknown type keep what they have.
     """
 
-    def __init__(self, view: GraphView, plan: HalfPlan, *, io: Dtype) -> None:
+    def __init__(self, view: GraphView, plan: HalfPlan, *, io: Dtype | None) -> None:
         self.view, self.plan, self.io = view, plan, io
         self.opset = main_opset(view.model)
         names = {name for node in view.nodes for name in (*node.input, *node.output) if name}
@@ -54,14 +54,15 @@ class Retyper:
         del graph.value_info[:]  # stored types of the old network
         for item in graph.input:
             if item.name in self.types and item.name in self.view.inputs:
-                item.type.tensor_type.elem_type = _ELEM[self.io]
-                self.types[item.name] = self.io
+                self.types[item.name] = self.io or self.original[item.name]
+                item.type.tensor_type.elem_type = _ELEM[self.types[item.name]]
         for node in self.view.nodes:
             self._retype(node)
         for item in graph.output:
             if item.name in self.original:
-                self._finish_output(item.name)
-                item.type.tensor_type.elem_type = _ELEM[self.io]
+                wanted = self.io or self.original[item.name]
+                self._finish_output(item.name, wanted)
+                item.type.tensor_type.elem_type = _ELEM[wanted]
 
     # one node -----------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class Retyper:
         self._dequantizers[output] = copied(node)
         kinds = {self._reader_type(reader) for reader in self.view.consumers(output)}
         if self.view.is_output(output):
-            kinds.add(self.io)
+            kinds.add(self.io or self.original[output])
         if self.view.used_in_subgraph(output):
             kinds.add(self.original[output])
         if node.name in self.plan.floats or (kinds and FLOAT16 not in kinds):
@@ -213,18 +214,18 @@ class Retyper:
             self._clamped[name, kind] = self.view.add_constant(f"{name}_{kind.name}", limited)
         return self._clamped[name, kind]
 
-    def _finish_output(self, name: str) -> None:
+    def _finish_output(self, name: str, wanted: Dtype) -> None:
         """Let a graph output have the wanted type under its own name."""
-        if self.types[name] == self.io:
+        if self.types[name] == wanted:
             return
         maker = self.view.producer(name)
         value = self.view.constant(name)
         if maker is None and value is not None:  # a weight that is an output as well
             self.view.replace_uses(name, self.view.add_constant(f"{name}_{value.dtype.name}", value))
-            self.view.set_constant(name, value.astype(self.io))
+            self.view.set_constant(name, value.astype(wanted))
             return
         assert maker is not None  # an input passed through already has the wanted type
         inner = self.view.fresh_name(f"{name}_{self.types[name].name}")
         self.view.set_output(maker, name, inner)
         self.view.replace_uses(name, inner)
-        self.view.make_node("Cast", [inner], [name], name=f"{name}_to_{self.io.name}", to=_ELEM[self.io])
+        self.view.make_node("Cast", [inner], [name], name=f"{name}_to_{wanted.name}", to=_ELEM[wanted])

@@ -175,6 +175,9 @@ class GraphView:
     def remove_node(self, node: NodeProto) -> None:
         """Remove a node. Whatever read its outputs must be rewired before ``finish()``."""
         self._unindex(node)
+        name = node.name
+        if not (name in self._producers or name in self._initializers or self.is_input(name)):
+            self._names.discard(name)  # free for what takes the node's place, unless a tensor has it too
 
     def replace_input(self, node: NodeProto, old: str, new: str) -> None:
         """Let one node read ``new`` wherever its own inputs say ``old``. Its subgraphs are left alone."""

@@ -39,6 +39,12 @@ class GraphWriter:
         self._nodes.append(helper.make_node(kind, list(inputs), made, name, **attributes))
         return made
 
+    def reduce(self, kind: str, tensor: str, axes: Sequence[int], *, keepdims: int) -> str:
+        """A reduction other than ReduceSum, whose axes became an input with opset 18."""
+        if self._opset < 18:
+            return self.op(kind, tensor, axes=list(axes), keepdims=keepdims)
+        return self.op(kind, tensor, self.const(list(axes)), keepdims=keepdims)
+
     def rename(self, tensor: str, name: str) -> str:
         """Give a tensor the name of a graph output."""
         self._nodes.append(helper.make_node("Identity", [tensor], [name], self._fresh(f"{name}/Identity")))

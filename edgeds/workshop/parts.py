@@ -71,10 +71,11 @@ def bundle_entries(out: Path) -> set[str]:
 
 def float_parts(model: ModelProto, folder: Path, *, name: str) -> BundleParts:
     """A self-contained copy under its name in the bundle."""
-    return BundleParts(files=_with_side_file(save_model(model, folder / "copy" / name), name), models={"float": name})
+    return BundleParts(files=with_side_file(save_model(model, folder / "copy" / name), name), models={"float": name})
 
 
-def _with_side_file(path: Path, name: str) -> Files:
+def with_side_file(path: Path, name: str) -> Files:
+    """The file under its name in the bundle, and what lies beside it."""
     side = path.with_name(f"{path.name}.data")
     return {name: path, **({f"{name}.data": side} if side.exists() else {})}  # weights above 1 GiB lie beside it
 
@@ -105,14 +106,15 @@ def quantize_parts(
         quiet=quiet,
     )
     for name in ("model.onnx", "model.cpu.onnx"):
-        parts.files |= _with_side_file(folder / name, name)
+        parts.files |= with_side_file(folder / name, name)
     parts.files["ranges.json"] = Path(parts.report.ranges)
     parts.accuracy |= {"sqnr_db": parts.report.sqnr_db, "cpu_sqnr_db": parts.report.cpu_sqnr_db}
     feeds = parts.report.checked_feeds
     with stage("running golden samples", quiet=quiet):
-        golden = _golden(feeds, {"float": parts.path("float"), "int8": parts.path("int8")})
-        if golden:
-            parts.files["golden.npz"] = _npz_bytes(golden)
+        models = {label: open_session(parts.path(label)) for label in ("float", "int8")}
+        golden = golden_bytes(feeds, models)
+        if golden is not None:
+            parts.files["golden.npz"] = golden
     with stage("timing INT8 against float", quiet=quiet):
         parts.speedup = measure_speedup(parts.path("float"), parts.path("cpu_int8"), feeds[0])
     half = make_half_models(
@@ -125,14 +127,14 @@ def quantize_parts(
     )
     for variant, path in half.paths.items():
         parts.models[variant] = HALF_NAMES[variant]
-        parts.files |= _with_side_file(path, HALF_NAMES[variant])
+        parts.files |= with_side_file(path, HALF_NAMES[variant])
     parts.accuracy |= half.accuracy
     parts.notes += half.notes
 
 
-def _golden(feeds: Sequence[Feeds], models: Mapping[str, Path]) -> dict[str, np.ndarray]:
-    """``input/<sample>/<name>``, ``float/<sample>/<output>`` and ``int8/<sample>/<output>`` arrays."""
-    sessions = {label: open_session(path) for label, path in models.items()}
+def golden_bytes(feeds: Sequence[Feeds], sessions: Mapping[str, Any]) -> bytes | None:
+    """``golden.npz``: arrays ``input/<sample>/<name>`` and ``<label>/<sample>/<output>`` for the label of each ONNX
+    Runtime session (float, int8, int4). None when not even one sample is small enough."""
     golden: dict[str, np.ndarray] = {}
     left = MAX_GOLDEN_BYTES
     for index, sample in enumerate(feeds):
@@ -147,18 +149,19 @@ def _golden(feeds: Sequence[Feeds], models: Mapping[str, Path]) -> dict[str, np.
             break
         # Only plain numbers are read back: text and sequences are left out.
         golden |= {name: a for name, a in arrays.items() if isinstance(a, np.ndarray) and a.dtype.kind in "biufc"}
-    return golden
+    return _npz_bytes(golden) if golden else None
 
 
 def count_parts(parts: BundleParts, *, shapes: Any) -> dict[str, Any]:
     """Per-layer costs of what the device runs, also put among the files."""
     model = load_model(parts.path("int8" if "int8" in parts.models else "float"))
     cost: dict[str, Any] = to_json(count_cost(model, shapes))
-    parts.files["cost.json"] = _json_bytes(cost)
+    parts.files["cost.json"] = json_bytes(cost)
     return cost
 
 
-def _json_bytes(data: Any) -> bytes:
+def json_bytes(data: Any) -> bytes:
+    """A file of the bundle."""
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 

@@ -10,12 +10,30 @@ from edgeds.errors import SpecError
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 40), st.sampled_from([4, 8]), st.integers(1, 50), st.integers(0, 99))
-def test_values_fit_their_bits_and_int8_stays_close(rows, size, bits, group, seed):
-    weight = np.random.default_rng(seed).normal(size=(rows, size))
-    found = quantize_grouped(weight, bits=bits, group=group)
-    assert np.abs(found.values).max(initial=0) <= 2 ** (bits - 1) - 1
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.sampled_from([4, 8]),
+    st.integers(1, 50),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_values_fit_their_bits_and_int8_stays_close(rows, size, bits, group, symmetric, fitted, seed):
+    symmetric = symmetric or bits == 8
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(rows, size)) + rng.normal()
+    x = rng.normal(size=(50, size)) * rng.uniform(0.01, 10, size)
+    found = quantize_grouped(weight, hessian=x.T @ x if fitted else None, bits=bits, group=group, symmetric=symmetric)
     assert (found.scale > 0).all()
+    codes = found.codes().astype(int)
+    assert codes.max() <= 2**bits - 1
+    zero = 2 ** (bits - 1) if symmetric else np.repeat(found.zero.astype(int), group, axis=1)[:, :size]
+    np.testing.assert_array_equal(codes - zero, found.values)
+    if symmetric and bits == 8:
+        assert np.abs(found.values.astype(int)).max() <= 127
+    if fitted:
+        return
     lost = np.square(found.dequantized() - weight).sum() / np.square(weight).sum()
     assert lost < (1e-3 if bits == 8 else 0.05)
 
@@ -29,6 +47,23 @@ def test_compensation_changes_outputs_less_than_rounding():
     assert lost[0] < 0.5 * lost[1]
 
 
+def test_zero_points_cost_less_where_weights_lean_to_one_side():
+    weight = np.random.default_rng(1).uniform(0.5, 3.0, size=(8, 64))
+    lost = [np.square(quantize_grouped(weight, symmetric=kind).dequantized() - weight).sum() for kind in (True, False)]
+    assert lost[1] < 0.5 * lost[0]
+
+
+def test_large_inputs_count_more_in_the_choice_of_a_scale():
+    """One weight far out, whose input is nearly always zero: it is clipped so that the others keep fine steps."""
+    weight = np.random.default_rng(2).normal(size=(4, 32))
+    weight[:, 5] = 20.0
+    hessian = np.eye(32)
+    hessian[5, 5] = 1e-6
+    found = quantize_grouped(weight, hessian=hessian)
+    plain = quantize_grouped(weight)
+    assert (found.scale < plain.scale).all()
+
+
 def test_zero_weights_and_dead_inputs_stay_finite():
     weight = np.zeros((3, 16))
     assert (quantize_grouped(weight, hessian=np.zeros((16, 16))).dequantized() == 0).all()
@@ -38,7 +73,13 @@ def test_zero_weights_and_dead_inputs_stay_finite():
 
 def test_bad_input_is_refused():
     good = np.ones((2, 8))
-    for options in ({"bits": 3}, {"group": 0}, {"hessian": np.eye(4)}, {"hessian": np.full((8, 8), np.nan)}):
+    for options in (
+        {"bits": 3},
+        {"group": 0},
+        {"bits": 8, "symmetric": False},
+        {"hessian": np.eye(4)},
+        {"hessian": np.full((8, 8), np.nan)},
+    ):
         with pytest.raises(SpecError):
             quantize_grouped(good, **options)
     with pytest.raises(SpecError):

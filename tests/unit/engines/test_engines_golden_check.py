@@ -84,7 +84,7 @@ def test_golden_data_that_does_not_fit() -> None:
     with pytest.raises(BundleError, match="do not belong together"):
         check_golden(FakeEngine(), golden(float__0__y=np.zeros((1, 3, 4, 5))), precision="float")
     with pytest.raises(SpecError, match="precision"):
-        check_golden(FakeEngine(), golden(), precision="int4")
+        check_golden(FakeEngine(), golden(), precision="fp8")
 
 
 def test_samples_beyond_the_profiles_are_skipped() -> None:

@@ -202,7 +202,7 @@ def test_the_variant_follows_precision_and_typing(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no model for it"):
         choose_variant(manifest, precision="float16", typing="strong")
     with pytest.raises(SpecError, match="expected one of"):
-        choose_variant(manifest, precision="int4", typing="strong")
+        choose_variant(manifest, precision="fp8", typing="strong")
 
 
 # --- golden check (B66) ---

@@ -36,6 +36,23 @@ def test_prefill_gives_the_logits_of_the_reference(tmp_path, kind):
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_opset_21_gives_what_opset_17_gives(tmp_path, kv):
+    config, _ = write_decoder(tmp_path / "m")
+    tokens = tokens_of(config, 9)
+    found = []
+    for opset in (17, 21):
+        model = build_decoder(tmp_path / "m", page=4, kv=kv, attention_mass=True, opset=opset)
+        onnx.checker.check_model(model, full_check=True)
+        run = PagedRun(model, rows=1)
+        run.step([tokens[:6]])
+        found.append(run.step([tokens[6:]]))
+    for name in ("logits", "attention_mass"):
+        np.testing.assert_allclose(found[1][name], found[0][name], atol=1e-5)
+    with pytest.raises(SpecError, match="opset 16"):
+        build_decoder(tmp_path / "m", opset=16)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 @pytest.mark.parametrize("chunks", [[1] * 13, [5, 1, 4, 3], [4, 4, 5], [12, 1]])
 def test_chunks_and_single_steps_give_what_one_run_gives(tmp_path, kind, chunks):

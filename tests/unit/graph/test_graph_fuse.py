@@ -126,6 +126,7 @@ def test_scales_move_into_the_linear_layers(seed, bias, readers):
     assert np.all(stored[norm.input[1]] == 1)
     assert not stored[norm.input[2]].any()
     assert fold_norm_scales(folded)[1] == 0, "nothing is left to move"
+    assert kinds(folded).count("Add") == readers, "a bias that is there takes the shift"
 
 
 def test_a_norm_that_the_shortcut_reads_keeps_its_scale():

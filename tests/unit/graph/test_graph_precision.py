@@ -62,6 +62,26 @@ def test_half_inputs_and_outputs_on_request():
     assert run(half, {"x": image(1, 3, 12, 12).astype(np.float16)})[0].dtype == np.float16
 
 
+def test_inputs_and_outputs_of_mixed_types_keep_theirs():
+    """A decoder's cache is float16 where its logits are float32: both are what the runtime was told."""
+    nodes = [
+        node("Cast", ["h"], ["w"], "wide", to=onnx.TensorProto.FLOAT),
+        node("Add", ["x", "w"], ["s"], "sum"),
+        node("Relu", ["s"], ["y"], "relu"),
+        node("Cast", ["y"], ["z"], "narrow", to=HALF),
+    ]
+    inputs = [value("x", ["N", 4]), value("h", ["N", 4], HALF)]
+    model = build(nodes, inputs, [value("y", ["N", 4]), value("z", ["N", 4], HALF)], {})
+    half = check(convert_float16(model, io="keep").model)
+    kinds = [item.type.tensor_type.elem_type for item in (*half.graph.input, *half.graph.output)]
+    assert kinds == [onnx.TensorProto.FLOAT, HALF, onnx.TensorProto.FLOAT, HALF]
+    feeds = {"x": image(2, 4), "h": image(2, 4, seed=1).astype(np.float16)}
+    for found, expected in zip(run(half, feeds), run(model, feeds), strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert next(n for n in half.graph.node if n.name == "sum").output[0] not in {"y", "z"}
+
+
 def test_b64_squares_of_a_spelled_layer_norm_do_not_overflow():
     """Values of 400 have squares beyond 65504; the plain rewrite of all constants gives infinity, ours does not."""
     weights = {"w": weight(16, 16, scale=0.3)}
