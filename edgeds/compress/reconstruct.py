@@ -14,12 +14,13 @@ from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from edgeds.compress.batchnorm import restat_batchnorm
 from edgeds.compress.calibset import Feeds
 from edgeds.compress.moments import LinearLayer, Moments, collect_moments, find_layer
 from edgeds.errors import CalibrationError, SpecError
+from edgeds.graph.proto import attributes
 from edgeds.graph.view import GraphView
 from edgeds.progress import track
 
@@ -86,7 +87,7 @@ def reconstruct(
         twin = old.get(node.output[0]) if node.output else None
         if node.op_type in ("Conv", "Gemm", "MatMul") and twin is not None and len(twin.input) > 1:
             a, b = before.constant(twin.input[1]), view.constant(node.input[1])
-            if a is not None and b is not None and (every_layer or _lost_inputs(a, b, op=node.op_type)):
+            if a is not None and b is not None and (every_layer or _lost_inputs(a, b, node)):
                 chosen.append(node.name)
     fits = []
     names = {node.name: node for node in view.nodes}
@@ -107,10 +108,11 @@ def reconstruct(
     return ReconstructReport(model=view.finish(), layers=tuple(fits), samples=count, batchnorms=norms)
 
 
-def _lost_inputs(a: NDArray[np.float32], b: NDArray[np.float32], *, op: str) -> bool:
-    if op == "Conv":
+def _lost_inputs(a: NDArray[np.float32], b: NDArray[np.float32], node: NodeProto) -> bool:
+    if node.op_type == "Conv":
         return a.shape[1:] != b.shape[1:]
-    return a.shape != b.shape
+    axis = 1 if attributes(node).get("transB", 0) else -2 if a.ndim > 1 else 0
+    return a.ndim != b.ndim or a.shape[axis] != b.shape[axis]
 
 
 def _channels(

@@ -230,6 +230,12 @@ def _add_bias(view: GraphView, node: NodeProto, moved: np.ndarray) -> None:
             view.set_input(node, 2, view.add_constant(f"{node.input[2]}_moved", (old + moved).astype(old.dtype)))
             return
     result = node.output[0]
+    old, _ = _affine(view, result, "Add", moved.shape[0])
+    if old is not None:
+        add = view.consumers(result)[0]
+        place = 1 if add.input[0] == result else 0
+        view.set_input(add, place, view.add_constant(f"{add.input[place]}_moved", (old + moved).astype(old.dtype)))
+        return
     raw = view.fresh_name(f"{result}_raw")
     view.set_output(node, result, raw)
     shift = view.add_constant(f"{node.name}_shift", moved)
