@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeds.cli.llmmeasure import peek_language_bundle, run_language_bench
 from edgeds.cli.options import add_trust, given_path
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.errors import SpecError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from edgeds.report.bench import BenchReport, BenchRequest, BenchTrace
     from edgeds.runtime import BatchPolicy
 
-SUMMARY = "Measure frames per second and latency of a bundle."
+SUMMARY = "Measure frames (texts, tokens) per second and latency of a bundle."
 
 EXAMPLES = """\
 examples:
@@ -28,6 +29,7 @@ examples:
   edgeds bench model.bundle --batch 8 --seconds 30 --json     batches of up to eight
   edgeds bench model.bundle --precision float                 the float model of the same bundle
   edgeds bench model.bundle --sizes 1080x1920,480x640         frames of these sizes (height x width)
+  edgeds bench smollm.bundle --prompt-tokens 128 --output-tokens 64 --concurrency 8
   edgeds bench model.bundle --record run.json                 keep the run, for edgeds report run.json --out page.html
 """
 
@@ -55,6 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", type=given_path, metavar="FILE", help="write FPS and queue there (edgeds monitor)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of one run (default: the physical cores)")
     parser.add_argument("--record", metavar="FILE.json", type=given_path, help="keep the run for edgeds report")
+    group = parser.add_argument_group("language models")
+    for name, default in (("prompt", 128), ("output", 64)):
+        group.add_argument(
+            f"--{name}-tokens", type=int, default=default, metavar="N", help="of each request (default %(default)s)"
+        )
+    group.add_argument(
+        "--shared-prefix", type=int, default=0, metavar="N", help="tokens that all prompts begin with (default 0)"
+    )
+    group.add_argument(
+        "--speculate", choices=("off", "lookup"), default="off", help="guess from the text (default off)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_trust(parser)
 
@@ -70,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         raise SpecError(f"--record {args.record}: is a folder; name a file in it")
     if not 1 <= args.batch <= MAX_BATCH:
         raise SpecError(f"--batch: expected 1 to {MAX_BATCH}, got {args.batch}")
+    if peek_language_bundle(args.bundle):
+        return run_language_bench(args)
     with open_bundle(args.bundle) as bundle:
         sizes = parse_sizes(args.sizes) if args.sizes is not None else bundle.manifest.buckets
         concurrency = args.concurrency

@@ -10,6 +10,8 @@ from typing import Any
 
 from edgeds.boards.stored_plan import read_stored_plan
 from edgeds.bundle import Manifest, open_bundle, unzip_bundle, verify_bundle, zip_bundle
+from edgeds.cli import llmbundle
+from edgeds.cli.llmbundle import add_language_options, refuse_language_options, wants_language_bundle
 from edgeds.cli.options import add_action, add_trust, given_path
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.cli.textbundle import add_text_options, create, refuse_text_options, wants_text_bundle
@@ -26,6 +28,7 @@ examples:
       --eval coco/ --max-drop 0.5 --target orin-nano-8gb@15W --out yolo.bundle
   edgeds bundle create model.onnx --task embed --calib feeds.npz --out model.bundle    not a YOLO: fed arrays
   edgeds bundle create minilm/ --task embed --calib sentences.txt --eval sts-dev.csv --out minilm.bundle
+  edgeds bundle create smollm.gguf --task generate --weights int4 --calib texts.txt --out smollm.bundle
   edgeds bundle create model.onnx --task detect --float-only --out float.bundle
   edgeds bundle show yolo.bundle
   edgeds bundle verify yolo.bundle.zip --json
@@ -66,7 +69,7 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
         "--task",
         required=True,
         help="what the model does: detect, segment, pose, obb or classify (YOLO); embed, classify, tag or answer "
-        "(text); or another word (fed arrays)",
+        "(text); generate (language models); or another word (fed arrays)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="bundle folder to write")
     parser.add_argument("--calib", type=Path, metavar="PATH", help="folder of images, .npz, folder of .npz, or texts")
@@ -107,6 +110,7 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
         "--replace", action="store_true", help="replace an older bundle at --out when the new one is ready"
     )
     add_text_options(parser)
+    add_language_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,6 +122,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(args: argparse.Namespace) -> int:
+    if wants_language_bundle(args):
+        return _created(args, llmbundle.create(args))
+    refuse_language_options(args)
     # What is cheap to see is refused before the heavy imports.
     if args.calib is None and not args.float_only:
         raise SpecError("calibration samples are needed for INT8; give --calib PATH, or --float-only to pack without")

@@ -15,7 +15,9 @@ def add_detector_arguments(parser: argparse.ArgumentParser) -> None:
     """The model and how to run it."""
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="bundle folder or zip, or a plain .onnx of a YOLO")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime (cpu) or tensorrt (default %(default)s)")
-    parser.add_argument("--precision", choices=("auto", "float", "int8"), default="auto", help="model of the bundle")
+    parser.add_argument(
+        "--precision", choices=("auto", "float", "int8", "int4"), default="auto", help="model of the bundle"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: the physical cores)")
     parser.add_argument(
         "--size", action="append", default=[], metavar="HxW", help="input resolution instead of the stored, repeatable"

@@ -1,4 +1,4 @@
-"""``edgeds eval``: accuracy of a detector on labelled images, or of a text model on labelled texts."""
+"""``edgeds eval``: accuracy of a detector on images, of a text model on labelled texts, of a language model on text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from edgeds.cli.detector import add_detector_arguments, open_detector
+from edgeds.cli.llmmeasure import peek_language_bundle, run_language_eval
 from edgeds.cli.options import add_trust
 from edgeds.cli.output import emit_json, emit_text
 from edgeds.cli.text import peek_text_bundle
@@ -14,7 +15,7 @@ from edgeds.errors import SpecError
 from edgeds.report.accuracy import evaluate_detector
 from edgeds.report.datasets import open_detection_dataset
 
-SUMMARY = "Measure the accuracy of a bundle: a YOLO (or its plain .onnx) on images, a text model on labelled texts."
+SUMMARY = "Measure the accuracy of a bundle: a YOLO (or its plain .onnx) on images, text and language models on texts."
 
 EXAMPLES = """\
 examples:
@@ -24,6 +25,7 @@ examples:
   edgeds eval yolo.bundle --data coco/ --min-map 0.45            exit code 1 when it is below
   edgeds eval minilm.bundle --data sts-test.csv                  Spearman of sentence pairs, in points of 100
   edgeds eval ner.bundle --data test.conll --min-value 90        texts: pairs, labels, CoNLL columns or SQuAD
+  edgeds eval smollm.bundle --data wiki.txt --tokens 2048        perplexity of a language model on 2048 tokens
 """
 
 
@@ -40,14 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N samples")
     parser.add_argument("--min-map", type=float, metavar="X", help="exit with 1 when mAP50-95 is below X (0 to 1)")
     parser.add_argument("--min-value", type=float, metavar="X", help="text models: exit with 1 below X points (of 100)")
+    language = parser.add_argument_group("language models")
+    language.add_argument("--task", choices=("perplexity",), help="what is measured (there is one thing)")
+    language.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of the text")
+    language.add_argument(
+        "--window", type=int, default=512, metavar="N", help="tokens of context (default %(default)s)"
+    )
+    language.add_argument("--kv-budget", type=int, metavar="N", help="tokens kept cached, others are evicted")
+    language.add_argument("--max-value", type=float, metavar="X", help="exit with 1 when the perplexity is above X")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 when the mAP is below ``--min-map``."""
+    """Exit code 0, or 1 when a limit that was given is not met."""
     if args.min_map is not None and not 0 <= args.min_map <= 1:
         raise SpecError(f"--min-map {args.min_map}: must be from 0 to 1 (0.45, not 45)")
+    if peek_language_bundle(args.bundle):
+        return run_language_eval(args)
+    for flag in ("task", "tokens", "kv_budget", "max_value"):
+        if getattr(args, flag) is not None:
+            raise SpecError(f"--{flag.replace('_', '-')} is for language models; {args.bundle} is none")
     if peek_text_bundle(args.bundle):
         from edgeds.cli.textmeasure import run_text_eval
 

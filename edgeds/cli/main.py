@@ -41,6 +41,8 @@ VERBS = {
     "classify": "classify texts",
     "tag": "find entities in texts",
     "answer": "answer questions with a part of their context",
+    "generate": "write text after prompts",
+    "chat": "talk to a language model",
     "eval": "measure the accuracy of a bundle on a labelled data set",
     "bench": "measure frames per second and latency of a bundle",
     "plan": "find power mode, precision, batch and size that meet a budget on a board",

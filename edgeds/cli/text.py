@@ -140,9 +140,15 @@ def is_text_bundle(manifest: Manifest) -> bool:
 
 def peek_text_bundle(path: Path) -> bool:
     """``is_text_bundle`` of a folder or zip without checking its files; False for what is no bundle."""
+    manifest = peek(path)
+    return manifest is not None and is_text_bundle(manifest)
+
+
+def peek(path: Path) -> Manifest | None:
+    """The manifest of a folder or zip without checking its files; None for what is no bundle."""
     from edgeds.bundle.archive import peek_manifest
     from edgeds.bundle.manifest import MANIFEST_NAME, read_manifest
 
     if path.is_dir() and (path / MANIFEST_NAME).is_file():
-        return is_text_bundle(read_manifest(path))
-    return path.is_file() and path.suffix.lower() == ".zip" and is_text_bundle(peek_manifest(path)[0])
+        return read_manifest(path)
+    return peek_manifest(path)[0] if path.is_file() and path.suffix.lower() == ".zip" else None

@@ -9,7 +9,6 @@ with LlmPipeline.from_bundle("smollm.bundle") as llm:
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,48 +19,22 @@ from typing import TYPE_CHECKING, Any
 from edgeds.engines.base import Engine
 from edgeds.errors import InputError, ModelError, SessionClosed, SpecError
 from edgeds.pipelines.llm.jobs import Drafter, Job
+from edgeds.pipelines.llm.model import LlmModel, eviction_policy
 from edgeds.pipelines.llm.options import SamplingOptions
 from edgeds.pipelines.llm.output import TextOutput
-from edgeds.pipelines.llm.runner import ModelRunner
 from edgeds.pipelines.llm.sampling import Sampler
 from edgeds.pipelines.llm.scheduler import Scheduler
 from edgeds.pipelines.llm.settings import LlmSettings
 from edgeds.pipelines.llm.speculate import LookupDrafter, ModelDrafter
 from edgeds.pipelines.llm.stream import Completion, Stream
 from edgeds.pipelines.llm.text import LlmText
-from edgeds.runtime.kv_evict import EvictionPolicy
 from edgeds.runtime.kv_layout import KvLayout
-from edgeds.runtime.kv_pool import KvPool
-from edgeds.runtime.kv_store import KvStore
 
 if TYPE_CHECKING:
     from edgeds.bundle import Bundle
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Plain text, token ids, or messages (``{"role": ..., "content": ...}``) for the model's chat template."""
-
-
-class _Model:
-    """An engine with its cache: what the pipeline has of the model, and of its draft model."""
-
-    def __init__(self, engine: Engine, settings: LlmSettings) -> None:
-        metadata = engine.metadata
-        self.layout = KvLayout.from_metadata(metadata)
-        self.vocab = _number(metadata, "edgeds.vocab_size")
-        self.context = _number(metadata, "edgeds.max_length")
-        self.ends = tuple(json.loads(metadata.get("edgeds.eos") or "[]"))
-        self.has_mass = any(spec.name == "attention_mass" for spec in engine.outputs)
-        self.is_windowed = bool(metadata.get("edgeds.sliding_window"))
-        pages = settings.pages(self.layout, context=self.context)
-        self.store = KvStore(self.layout, pages)
-        self.pool = KvPool(
-            self.layout,
-            pages=pages,
-            store=self.store,
-            prefix_cache=settings.prefix_cache,
-            watermark=settings.watermark if pages > 1 else 0.0,
-        )
-        self.runner = ModelRunner(engine, store=self.store)
 
 
 class LlmPipeline:
@@ -85,9 +58,9 @@ class LlmPipeline:
         self.settings = settings or LlmSettings()
         self.text = text
         self.engine = engine
-        self._model = _Model(engine, self.settings)
+        self._model = LlmModel(engine, self.settings)
         text.check_vocab(self._model.vocab)
-        self._draft = None if draft is None else _Model(draft, self.settings)
+        self._draft = None if draft is None else LlmModel(draft, self.settings)
         if self._draft is not None and self._draft.vocab != self._model.vocab:
             raise ModelError(
                 f"the draft model has {self._draft.vocab} tokens, the model {self._model.vocab}; guesses need the same"
@@ -123,6 +96,11 @@ class LlmPipeline:
         if self.settings.kv_budget is not None:
             return self._model.context
         return min(self._model.context, self._model.pool.stats().pages * self._model.layout.page)
+
+    @property
+    def layout(self) -> KvLayout:
+        """How keys and values lie in the cache."""
+        return self._model.layout
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises InputError for what is none."""
@@ -181,7 +159,7 @@ class LlmPipeline:
             drafter=self._drafter(sampler, speculate),
             priority=priority,
             deadline_s=None if deadline_ms is None else now + deadline_ms / 1e3,
-            eviction=None if budget is None else _eviction(budget),
+            eviction=None if budget is None else eviction_policy(budget),
         )
         stream.bind(lambda: self._cancel(job))
         with self._wake:
@@ -271,21 +249,9 @@ class LlmPipeline:
             self._scheduler.fail_all(SessionClosed("the pipeline was closed before the request was over"))
 
 
-def _number(metadata: Mapping[str, str], key: str) -> int:
-    text = metadata.get(key, "")
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ModelError(f"the model's metadata has {key}={text!r}: not a decoder that edgeds built")
-    return int(text)
-
-
 def _options(options: SamplingOptions | None, changes: Mapping[str, Any]) -> SamplingOptions:
     unknown = sorted(set(changes) - set(SamplingOptions.__dataclass_fields__))
     if unknown:
         known = ", ".join(SamplingOptions.__dataclass_fields__)
         raise SpecError(f"{unknown[0]}: no such option; known are {known}")
     return replace(options, **changes) if options is not None else SamplingOptions(**changes)
-
-
-def _eviction(budget: int) -> EvictionPolicy:
-    """Half of the budget for the most recent tokens, an eighth of slack, the usual four sinks."""
-    return EvictionPolicy(budget=budget, sinks=min(4, budget // 8), recent=budget // 2, slack=budget // 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ class Completion:
 
     ``stop`` is the end token or stop string that ended it. ``drafted`` and ``accepted`` count guesses of speculative
     decoding, ``cached_tokens`` prompt tokens that were not computed because an earlier request had them.
+    ``token_times_s`` are the moments (``time.monotonic``) at which the tokens were chosen.
     """
 
     text: str
@@ -35,6 +37,7 @@ class Completion:
     accepted: int
     preemptions: int
     evicted_tokens: int
+    token_times_s: tuple[float, ...] = ()
     logprobs: tuple[Choice, ...] = ()
 
 
@@ -51,6 +54,7 @@ class Stream:
         self._pending: list[Delta] = []
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._times_s: list[float] = []
         self._choices: list[Choice] = []
         self._completion: Completion | None = None
         self._error: EdgedsError | None = None
@@ -61,6 +65,7 @@ class Stream:
     def accept(self, choice: Choice) -> str | None:
         """For the scheduler: the next token."""
         self._tokens.append(choice.token)
+        self._times_s.append(time.monotonic())
         if self._keep_logprobs:
             self._choices.append(choice)
         delta = self._output.accept(choice.token)
@@ -89,6 +94,7 @@ class Stream:
             accepted=facts.accepted,
             preemptions=facts.preemptions,
             evicted_tokens=facts.evicted_tokens,
+            token_times_s=tuple(self._times_s),
             logprobs=tuple(self._choices),
         )
         with self._condition:

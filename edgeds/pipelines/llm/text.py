@@ -53,6 +53,12 @@ class LlmText:
         return len(self.table.pieces)
 
     @functools.cached_property
+    def ordinary_tokens(self) -> tuple[int, ...]:
+        """Tokens that are text: none that control, none that a gap of the tokenizer leaves empty."""
+        pieces = self.table.pieces
+        return tuple(number for number in range(len(pieces)) if pieces[number] and number not in self.table.special)
+
+    @functools.cached_property
     def guide(self) -> Guide:
         """Makes constraints for guided decoding."""
         return Guide(self.tokenizer, token_count=self.token_count, eos_tokens=self.eos_tokens)

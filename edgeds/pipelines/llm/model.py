@@ -1,0 +1,53 @@
+"""An engine with its KV cache: what generation and scoring have of a language model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from edgeds.engines.base import Engine
+from edgeds.errors import ModelError
+from edgeds.pipelines.llm.runner import ModelRunner
+from edgeds.pipelines.llm.settings import LlmSettings
+from edgeds.runtime.kv_evict import EvictionPolicy
+from edgeds.runtime.kv_layout import KvLayout
+from edgeds.runtime.kv_pool import KvPool
+from edgeds.runtime.kv_store import KvStore
+
+
+class LlmModel:
+    """A runner over a pool. ``vocab``, ``context`` (tokens) and ``ends`` (end tokens) are what the graph states.
+
+    Raises ModelError for an engine that is no decoder of ``graph/decoder.py``.
+    """
+
+    def __init__(self, engine: Engine, settings: LlmSettings) -> None:
+        metadata = engine.metadata
+        self.layout = KvLayout.from_metadata(metadata)
+        self.vocab = _number(metadata, "edgeds.vocab_size")
+        self.context = _number(metadata, "edgeds.max_length")
+        self.ends = tuple(json.loads(metadata.get("edgeds.eos") or "[]"))
+        self.has_mass = any(spec.name == "attention_mass" for spec in engine.outputs)
+        self.is_windowed = bool(metadata.get("edgeds.sliding_window"))
+        pages = settings.pages(self.layout, context=self.context)
+        self.store = KvStore(self.layout, pages)
+        self.pool = KvPool(
+            self.layout,
+            pages=pages,
+            store=self.store,
+            prefix_cache=settings.prefix_cache,
+            watermark=settings.watermark if pages > 1 else 0.0,
+        )
+        self.runner = ModelRunner(engine, store=self.store)
+
+
+def _number(metadata: Mapping[str, str], key: str) -> int:
+    text = metadata.get(key, "")
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ModelError(f"the model's metadata has {key}={text!r}: not a decoder that edgeds built")
+    return int(text)
+
+
+def eviction_policy(budget: int) -> EvictionPolicy:
+    """Half of the budget for the most recent tokens, an eighth of slack, the usual four sinks."""
+    return EvictionPolicy(budget=budget, sinks=min(4, budget // 8), recent=budget // 2, slack=budget // 8)
