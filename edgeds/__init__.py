@@ -46,10 +46,14 @@ _MODULES = {
     "edgeds.engines": ("Engine", "available_backends", "open_engine"),
     "edgeds.runtime": ("BatchPolicy", "LatencyTable", "Session"),
     "edgeds.pipelines.bert": ("BertPipeline",),
+    "edgeds.pipelines.llm.options": ("SamplingOptions",),
+    "edgeds.pipelines.llm.pipeline": ("LlmPipeline",),
+    "edgeds.pipelines.llm.settings": ("LlmSettings",),
     "edgeds.pipelines.yolo": ("Result", "YoloPipeline"),
     "edgeds.report.accuracy": ("evaluate_detector",),
     "edgeds.report.textaccuracy": ("evaluate_text",),
     "edgeds.report.bench": ("run_bench",),
+    "edgeds.report.perplexity": ("evaluate_language_model",),
     "edgeds.report.monitor": ("EngineMonitor",),
     "edgeds.report.datasets": ("open_detection_dataset",),
     "edgeds.graph.io": ("load_model", "save_model"),
@@ -61,6 +65,7 @@ _MODULES = {
     "edgeds.compress.quantize": ("QuantizeReport", "quantize_model"),
     "edgeds.workshop.demo": ("run_demo",),
     "edgeds.workshop.package": ("create_bundle",),
+    "edgeds.workshop.llmpackage": ("create_llm_bundle",),
     "edgeds.workshop.textpackage": ("create_text_bundle",),
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}

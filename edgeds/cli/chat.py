@@ -30,7 +30,7 @@ examples:
   edgeds chat smollm.bundle
   edgeds chat smollm.bundle --system "Answer in one sentence." --temperature 0.7
   echo "Name three rivers." | edgeds chat smollm.bundle          one answer per line of standard input
-  edgeds chat smollm.bundle --json < questions.txt               one JSON line per answer
+  cat questions.txt | edgeds chat smollm.bundle --json           one JSON line per answer
 
 in the conversation: /reset forgets it, /undo takes the last message back, /exit ends (as does Ctrl-D)
 Ctrl-C stops the answer, and at the prompt it ends.

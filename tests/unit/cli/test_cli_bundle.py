@@ -108,7 +108,7 @@ def test_show_fits_lines_and_keeps_the_notes(tmp_path: Path, capsys: pytest.Capt
     assert max(map(len, out.splitlines())) < 200
 
 
-@pytest.mark.parametrize(("action", "shown"), [("create", 5), ("zip", 1)])
+@pytest.mark.parametrize(("action", "shown"), [("create", 6), ("zip", 1)])
 def test_help_of_an_action_shows_its_examples(action: str, shown: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bundle", action, "--help"]) == 0
     examples = capsys.readouterr().out.partition("examples:\n")[2]
