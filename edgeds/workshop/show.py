@@ -61,7 +61,7 @@ def measure_speed(bundle: Path, photos: Sequence[Path], *, seconds: float, quiet
     images = [read_image(path) for path in photos]
     best: dict[str, BenchReport] = {}
     policy = BatchPolicy(max_batch=4, max_delay_ms=5, on_full="block")
-    for precision in (p for _ in range(BENCH_ROUNDS) for p in _precisions(bundle)):
+    for precision in (p for _ in range(BENCH_ROUNDS) for p in precisions_of(bundle)):
         with YoloPipeline.from_bundle(bundle, precision=precision, policy=policy) as pipeline:
             report = run_bench(
                 pipeline,
@@ -78,7 +78,8 @@ def measure_speed(bundle: Path, photos: Sequence[Path], *, seconds: float, quiet
     return best
 
 
-def _precisions(bundle: Path) -> tuple[str, ...]:
+def precisions_of(bundle: Path) -> tuple[str, ...]:
+    """``float``, and ``int8`` where the bundle has a form of it for the CPU."""
     from edgeds.bundle.manifest import read_manifest
 
     models = read_manifest(bundle).models

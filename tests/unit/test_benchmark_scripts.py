@@ -216,6 +216,47 @@ def test_int8_share_of_convolutions_counts_only_what_is_quantized(bench, model: 
     assert share(files[forms.TRT_INT8], 64) == 1
 
 
+@pytest.fixture
+def sentences(tmp_path: Path) -> Path:
+    """A tiny encoder's folder with scored pairs in it."""
+    from checkpoints import write_encoder
+    from textmodels import VOCAB, write_tokenizer
+
+    pytest.importorskip("tokenizers")
+    folder = tmp_path / "encoder"
+    write_encoder(folder, vocab_size=len(VOCAB))
+    write_tokenizer(folder)
+    words = ("john smith works at acme", "the movie is very good", "a bad movie !", "who is in paris ?", "running")
+    rows = "\n".join(f"{a}\t{b}\t{float(a == b)}" for a in words for b in words)
+    for half in ("dev", "test"):
+        (folder / f"sts-{half}.csv").write_text(f"sentence1\tsentence2\tscore\n{rows}\n")
+    return folder
+
+
+def test_the_text_benchmark_measures_speed_accuracy_and_memory(
+    bench, sentences: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sentences / "long.txt").write_text("the good movie in paris " * 8 + "\n")
+    arguments = ["--data", sentences, "--model", sentences, "--paragraphs", sentences / "long.txt", "--texts", 24]
+    code, last, _ = run(bench("bert"), [*arguments, "--rounds", 1, "--soak", 3000, "--no-limits"], capsys)
+    assert code == 0
+    assert [row["way"] for row in last["rows"]][-1] == "edgeds INT8"
+    assert all(row["texts/s"] > 0 for row in last["rows"])
+    assert len(last["resident_mib"]) == 3
+
+
+def test_the_text_accuracy_benchmark_compares_forms_and_the_peer(
+    bench, sentences: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", sentences / "sts-test.csv", "--calib", sentences / "sts-dev.csv"]
+    code, last, _ = run(bench("text_accuracy"), [*data, "--model", sentences, "--no-limits"], capsys)
+    assert code == 0
+    assert last["rows"][0]["what"] == "float"
+    assert any(row["what"].endswith("autopilot") for row in last["rows"])
+    assert any(row["what"].startswith("onnxruntime") for row in last["rows"])
+    assert all(row["share"] > 0.5 for row in last["rows"][1:])
+
+
 @pytest.mark.zoo
 @pytest.mark.slow
 def test_the_accuracy_benchmark_measures_map_of_real_weights(
@@ -233,5 +274,6 @@ def test_the_accuracy_benchmark_measures_map_of_real_weights(
     arguments = ["--data", root, "--sizes", 320, "--methods", "--no-peer", "--no-limits"]
     code, last, _ = run(bench("accuracy"), arguments, capsys)
     assert code == 0
-    assert [row["what"].split(",")[0] for row in last["rows"]] == ["float", "INT8", "INT8"]
+    assert [row["what"].split(",")[0] for row in last["rows"]] == ["float", "INT8", "INT8", "INT8"]
     assert last["rows"][1]["share"] > 0.9
+    assert last["rows"][3]["what"].endswith("autopilot")
