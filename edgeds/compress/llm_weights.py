@@ -42,6 +42,34 @@ Feeds = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """How weights are rounded: ``bits`` in groups of ``group`` inputs; the head to ``head_bits`` in ``head_group``
+    (default: ``group``). ``symmetric=False`` gives weights of 4 bits zero-points, which TensorRT does not take.
+
+    Raises SpecError for widths other than 4 and 8, and groups that are neither PER_CHANNEL nor a power of two from 16.
+    """
+
+    bits: int
+    group: int = CPU_GROUP
+    head_bits: int = 8
+    head_group: int | None = None
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8) or self.head_bits not in (4, 8):
+            raise SpecError(f"weights: {self.bits} and {self.head_bits} bits; expected 4 or 8")
+        for size in (self.group, self.group if self.head_group is None else self.head_group):
+            if size != PER_CHANNEL and (size < 16 or size & (size - 1)):
+                raise SpecError(f"group {size}: expected a power of two from 16")
+
+    def of(self, layer: str) -> tuple[int, int]:
+        """Bits and group of a layer."""
+        if layer != HEAD:
+            return self.bits, self.group
+        return self.head_bits, self.group if self.head_group is None else self.head_group
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuantizedWeights:
     """Grouped weights by the name of their MatMul, with what was left in float and why."""
 
@@ -87,49 +115,36 @@ def linear_layers(view: GraphView) -> list[NodeProto]:
 
 def quantize_weights(
     model: ModelProto,
+    roundings: Sequence[Rounding],
     *,
-    bits: int,
-    group: int = CPU_GROUP,
-    head_bits: int = 8,
-    head_group: int | None = None,
     samples: Iterable[Feeds] | None = None,
-    symmetric: bool = True,
     threads: int | None = None,
     quiet: bool = False,
-) -> QuantizedWeights:
-    """Round the weights of every linear layer; the head to ``head_bits`` in groups of ``head_group`` (default:
-    ``group``), to the nearest. ``samples`` (iterated several times) let all other layers make up for their rounding.
-    ``symmetric=False`` gives weights of 4 bits zero-points, which TensorRT does not take.
-
-    Raises SpecError for widths other than 4 and 8, and groups that are neither PER_CHANNEL nor a power of two from 16.
-    """
-    if bits not in (4, 8) or head_bits not in (4, 8):
-        raise SpecError(f"weights: {bits} and {head_bits} bits; expected 4 or 8")
-    head_group = group if head_group is None else head_group
-    for size in (group, head_group):
-        if size != PER_CHANNEL and (size < 16 or size & (size - 1)):
-            raise SpecError(f"group {size}: expected a power of two from 16")
+) -> list[QuantizedWeights]:
+    """Round the weights of every linear layer to the nearest, once for each of ``roundings``. ``samples`` (iterated
+    once for every GiB of statistics) let all layers but the head make up for their rounding."""
     view = GraphView(model, copy=False)
-    weights: dict[str, GroupedWeight] = {}
-    left: list[tuple[str, str]] = []
+    found: list[dict[str, GroupedWeight]] = [{} for _ in roundings]
+    left: list[list[tuple[str, str]]] = [[] for _ in roundings]
     for part in _parts(view, linear_layers(view)):
         hessians: dict[str, NDArray[np.float64]] = {}
-        if samples is not None:
-            tensors = dict.fromkeys(node.input[0] for node in part if node.name != HEAD)
-            hessians = collect_hessians(model, list(tensors), samples, threads=threads, quiet=quiet) if tensors else {}
+        tensors = list(dict.fromkeys(node.input[0] for node in part if node.name != HEAD))
+        if samples is not None and tensors:
+            hessians = collect_hessians(model, tensors, samples, threads=threads, quiet=quiet)
         for node in track(part, what="rounding weights", total=len(part), unit="layer", quiet=quiet):
             value = view.constant(node.input[1])
             assert value is not None  # linear_layers saw it
-            inputs = value.shape[0]
-            wide, size = (head_bits, head_group) if node.name == HEAD else (bits, group)
-            if size and inputs % size:
-                left.append((node.name, f"its {inputs} inputs are no multiple of the group of {size}"))
-                continue
-            hessian = None if node.name == HEAD else hessians.get(node.input[0])
-            weights[node.name] = quantize_grouped(
-                value.T, hessian=hessian, bits=wide, group=size or inputs, symmetric=symmetric or wide == 8
-            )
-    return QuantizedWeights(weights=weights, left=tuple(left))
+            inputs, hessian = value.shape[0], None if node.name == HEAD else hessians.get(node.input[0])
+            for rounding, weights, skipped in zip(roundings, found, left, strict=True):
+                bits, group = rounding.of(node.name)
+                if group and inputs % group:
+                    skipped.append((node.name, f"its {inputs} inputs are no multiple of the group of {group}"))
+                    continue
+                symmetric = rounding.symmetric or bits == 8
+                weights[node.name] = quantize_grouped(
+                    value.T, hessian=hessian, bits=bits, group=group or inputs, symmetric=symmetric
+                )
+    return [QuantizedWeights(weights=made, left=tuple(rest)) for made, rest in zip(found, left, strict=True)]
 
 
 def _parts(view: GraphView, layers: Sequence[NodeProto]) -> Iterator[list[NodeProto]]:

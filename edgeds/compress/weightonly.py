@@ -128,20 +128,22 @@ def _compensated(
     """Whole numbers (outputs, K) whose product with ``scale`` gives outputs close to those of ``weight``."""
     size = weight.shape[1]
     order = np.argsort(-np.diag(hessian), kind="stable")
-    upper = _inverse_factor(hessian[np.ix_(order, order)])
-    work, values = weight[:, order], np.zeros(weight.shape)
+    upper = _inverse_factor(hessian[np.ix_(order, order)]).astype(np.float32)
+    # Transposed: a column of the weights is a run in memory.
+    work, values = weight.T[order].astype(np.float32), np.zeros(weight.shape[::-1], np.float32)
+    steps, low, high = (np.ascontiguousarray(array.T, np.float32) for array in (scale, lowest, highest))
     for start in range(0, size, _LAZY_COLUMNS):
         stop = min(size, start + _LAZY_COLUMNS)
-        errors = np.zeros((weight.shape[0], stop - start))
+        errors = np.zeros((stop - start, weight.shape[0]), np.float32)
         for column in range(start, stop):
             at = order[column] // group
-            rounded = np.clip(np.rint(work[:, column] / scale[:, at]), lowest[:, at], highest[:, at])
-            values[:, order[column]] = rounded
-            error = (work[:, column] - rounded * scale[:, at]) / upper[column, column]
-            work[:, column + 1 : stop] -= np.outer(error, upper[column, column + 1 : stop])
-            errors[:, column - start] = error
-        work[:, stop:] -= errors @ upper[start:stop, stop:]
-    return values
+            rounded = np.clip(np.rint(work[column] / steps[at]), low[at], high[at])
+            values[order[column]] = rounded
+            error = (work[column] - rounded * steps[at]) / upper[column, column]
+            work[column + 1 : stop] -= np.outer(upper[column, column + 1 : stop], error)
+            errors[column - start] = error
+        work[stop:] -= upper[start:stop, stop:].T @ errors
+    return np.ascontiguousarray(values.T, np.float64)
 
 
 def _inverse_factor(hessian: Float) -> Float:

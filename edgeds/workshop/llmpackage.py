@@ -19,6 +19,7 @@ from edgeds.compress.llm_weights import (
     PER_CHANNEL,
     TENSORRT_GROUP,
     QuantizedWeights,
+    Rounding,
     quantize_weights,
     to_cpu_form,
     to_tensorrt_form,
@@ -82,17 +83,15 @@ class _Choices:
         opset = INT4_OPSET if self.weights == "int4" else OPSET
         return build_decoder(source, page=self.page, kv=kv, attention_mass=self.eviction, opset=opset)
 
-    def round(self, model: ModelProto, *, group: int, head_group: int, symmetric: bool) -> QuantizedWeights:
-        """Weights of ``model``; compensated where there are windows."""
-        return quantize_weights(
-            model,
-            bits=4 if self.weights == "int4" else 8,
-            group=group,
-            head_group=head_group,
-            symmetric=symmetric,
-            samples=TokenWindows(model, self.windows) if self.windows else None,
-            quiet=self.quiet,
-        )
+    def round(self, model: ModelProto) -> tuple[QuantizedWeights, QuantizedWeights]:
+        """Weights of ``model`` for TensorRT and for CPUs; compensated where there are windows."""
+        bits = 4 if self.weights == "int4" else 8
+        group = TENSORRT_GROUP if bits == 4 else PER_CHANNEL
+        device = Rounding(bits=bits, group=group, head_group=PER_CHANNEL)
+        cpu = Rounding(bits=bits, group=CPU_GROUP, symmetric=bits == 8)
+        samples = TokenWindows(model, self.windows) if self.windows else None
+        first, second = quantize_weights(model, (device, cpu), samples=samples, quiet=self.quiet)
+        return first, second
 
 
 def create_llm_bundle(
@@ -158,11 +157,8 @@ def _add_models(parts: BundleParts, source: Path, folder: Path, choices: _Choice
     feeds = [prefill_feeds(model, [text.encode(GOLDEN_TEXT)[:GOLDEN_TOKENS]])]
     device, label = model, "float"
     if weights != "float":
-        group = TENSORRT_GROUP if weights == "int4" else PER_CHANNEL
-        device, label = (
-            to_tensorrt_form(model, choices.round(model, group=group, head_group=PER_CHANNEL, symmetric=True)),
-            weights,
-        )
+        rounded, cpu_rounded = choices.round(model)
+        device, label = to_tensorrt_form(model, rounded), weights
     _save(parts, device, folder, variant=label, name="model.onnx")
     _add_half(parts, device, model, folder, variant="float16" if weights == "float" else f"{weights}_fp16", feeds=feeds)
     with stage("running golden samples", quiet=quiet):
@@ -174,7 +170,7 @@ def _add_models(parts: BundleParts, source: Path, folder: Path, choices: _Choice
     if weights != "float":
         del device, models
         own = model if choices.kv_cpu == choices.kv_device else choices.build(source, kv=choices.kv_cpu)
-        cpu = to_cpu_form(own, choices.round(own, group=CPU_GROUP, head_group=CPU_GROUP, symmetric=weights == "int8"))
+        cpu = to_cpu_form(own, cpu_rounded)
         _save(parts, cpu, folder, variant=f"cpu_{weights}", name="model.cpu.onnx")
     return model
 

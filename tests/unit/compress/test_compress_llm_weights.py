@@ -8,6 +8,7 @@ from decoders import write_decoder
 from edgeds.compress import llm_weights
 from edgeds.compress.llm_weights import (
     PER_CHANNEL,
+    Rounding,
     collect_hessians,
     linear_layers,
     quantize_weights,
@@ -35,6 +36,10 @@ def logits(model, tokens=TOKENS):
     return open_session(model, optimize=False).run(["logits"], feeds)[0][0]
 
 
+def rounded(model, *, samples=None, **how):
+    return quantize_weights(model, [Rounding(**how)], samples=samples, quiet=True)[0]
+
+
 def with_rounded_weights(model, quantized):
     """The same graph with weights that were rounded and widened again: what both forms have to compute."""
     view = GraphView(model)
@@ -47,7 +52,7 @@ def with_rounded_weights(model, quantized):
 
 @pytest.mark.parametrize(("bits", "group"), [(8, PER_CHANNEL), (8, 32), (4, 32), (4, 16)])
 def test_the_tensorrt_form_computes_with_the_rounded_weights(model, bits, group):
-    quantized = quantize_weights(model, bits=bits, group=group, head_group=PER_CHANNEL, quiet=True)
+    quantized = rounded(model, bits=bits, group=group, head_group=PER_CHANNEL)
     made = to_tensorrt_form(model, quantized)
     onnx.checker.check_model(made, full_check=True)
     expected = logits(with_rounded_weights(model, quantized))
@@ -62,7 +67,7 @@ def test_the_tensorrt_form_computes_with_the_rounded_weights(model, bits, group)
 @pytest.mark.parametrize(("bits", "symmetric"), [(8, True), (4, True), (4, False)])
 def test_the_cpu_form_computes_with_the_rounded_weights(model, monkeypatch, bits, symmetric):
     monkeypatch.setattr(llm_weights, "_ACCURACY_LEVEL", 1)  # float activations, so that only weights are compared
-    quantized = quantize_weights(model, bits=bits, group=32, symmetric=symmetric, quiet=True)
+    quantized = rounded(model, bits=bits, group=32, symmetric=symmetric)
     made = to_cpu_form(model, quantized)
     expected = logits(with_rounded_weights(model, quantized))
     np.testing.assert_allclose(logits(made), expected, atol=3e-3 * np.abs(expected).max())
@@ -74,13 +79,13 @@ def test_the_cpu_form_computes_with_the_rounded_weights(model, monkeypatch, bits
 
 
 def test_int8_stays_close_to_float(model):
-    quantized = quantize_weights(model, bits=8, quiet=True)
+    quantized = rounded(model, bits=8)
     found, expected = logits(to_cpu_form(model, quantized)), logits(model)
     assert np.square(found - expected).mean() < 3e-3 * np.square(expected).mean()
 
 
 def test_layers_that_do_not_divide_into_groups_are_left_and_named(model):
-    quantized = quantize_weights(model, bits=4, group=64, quiet=True)  # 96 inputs of the down projections
+    quantized = rounded(model, bits=4, group=64)  # 96 inputs of the down projections
     assert len(quantized.left) == 2
     assert all("mlp.down_proj" in name and "96 inputs" in why for name, why in quantized.left)
     made = to_tensorrt_form(model, quantized)
@@ -91,8 +96,8 @@ def test_layers_that_do_not_divide_into_groups_are_left_and_named(model):
 def test_samples_make_up_for_rounding(model):
     rng = np.random.default_rng(0)
     samples = [prefill_feeds(model, [rng.integers(0, 61, 40)]) for _ in range(8)]
-    fitted = quantize_weights(model, bits=4, samples=samples, quiet=True)
-    plain = quantize_weights(model, bits=4, quiet=True)
+    fitted = rounded(model, samples=samples, bits=4)
+    plain = rounded(model, bits=4)
     view = GraphView(model)
     name = next(node for node in linear_layers(view) if node.name.endswith("gate_proj"))
     hessian = collect_hessians(model, [name.input[0]], samples, quiet=True)[name.input[0]]
@@ -103,6 +108,26 @@ def test_samples_make_up_for_rounding(model):
         return np.einsum("oi,ij,oj->", error, hessian, error)
 
     assert lost(fitted) < 0.9 * lost(plain)
+
+
+def test_several_forms_from_one_pass_are_those_of_passes_of_their_own(model):
+    runs = []
+
+    def samples():
+        runs.append(1)
+        yield prefill_feeds(model, [TOKENS])
+
+    class Again:
+        def __iter__(self):
+            return samples()
+
+    how = [Rounding(bits=4), Rounding(bits=4, group=16, symmetric=False)]
+    both = quantize_weights(model, how, samples=Again(), quiet=True)
+    assert len(runs) == 1
+    for one, found in zip(how, both, strict=True):
+        alone = quantize_weights(model, [one], samples=Again(), quiet=True)[0]
+        for name, weight in alone.weights.items():
+            np.testing.assert_array_equal(found.weights[name].values, weight.values)
 
 
 def test_statistics_are_sums_over_all_tokens(model):
@@ -116,9 +141,9 @@ def test_statistics_are_sums_over_all_tokens(model):
 
 def test_several_passes_give_what_one_gives(model, monkeypatch):
     samples = [prefill_feeds(model, [TOKENS])]
-    whole = quantize_weights(model, bits=4, samples=samples, quiet=True)
+    whole = rounded(model, samples=samples, bits=4)
     monkeypatch.setattr(llm_weights, "MAX_HESSIAN_BYTES", 100_000)
-    parts = quantize_weights(model, bits=4, samples=samples, quiet=True)
+    parts = rounded(model, samples=samples, bits=4)
     assert list(parts.weights) == list(whole.weights)
     for name, weight in whole.weights.items():
         np.testing.assert_array_equal(parts.weights[name].values, weight.values)
@@ -127,6 +152,6 @@ def test_several_passes_give_what_one_gives(model, monkeypatch):
 def test_impossible_choices_are_one_sentence(model):
     for options in ({"bits": 5}, {"bits": 4, "group": 24}, {"bits": 4, "group": 8}, {"bits": 4, "head_bits": 2}):
         with pytest.raises(SpecError, match="expected"):
-            quantize_weights(model, quiet=True, **options)
+            Rounding(**options)
     with pytest.raises(CalibrationError, match="none"):
-        quantize_weights(model, bits=4, samples=[], quiet=True)
+        rounded(model, samples=[], bits=4)
