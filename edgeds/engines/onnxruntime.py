@@ -40,11 +40,13 @@ _DTYPES = {
     "tensor(bool)": "bool",
     "tensor(string)": "object",
 }
+SPIN_DURATION_SINCE = (1, 26)
 
 
 class OnnxRuntimeEngine:
     """One ONNX file on the CPU execution provider. Thread-safe; outputs are owned by the caller.
 
+    ``spin_us``: how long a thread looks for more work before it sleeps (ONNX Runtime from 1.26 on; 0: not at all).
     Raises MissingDependency without onnxruntime, ModelError for a file that cannot be loaded.
     """
 
@@ -53,7 +55,7 @@ class OnnxRuntimeEngine:
         path: Path | str,
         *,
         threads: int | None = None,
-        spinning: bool = False,
+        spin_us: int = 0,
         precision: str | None = None,
         fallback_reason: str | None = None,
         on_close: Callable[[], None] | None = None,
@@ -65,7 +67,7 @@ class OnnxRuntimeEngine:
         self.threads = check_threads(threads)
         self.path = Path(path)
         self._errors = _error_types(ort)
-        self._session: Any = _load(ort, self.path, threads=self.threads, spinning=spinning, errors=self._errors)
+        self._session: Any = _load(ort, self.path, threads=self.threads, spin_us=spin_us, errors=self._errors)
         self.inputs = tuple(_spec(arg, self.path, kind="input") for arg in self._session.get_inputs())
         self.outputs = tuple(_spec(arg, self.path, kind="output") for arg in self._session.get_outputs())
         self.metadata: Mapping[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
@@ -194,7 +196,7 @@ def _error_types(ort: ModuleType) -> tuple[type[BaseException], ...]:
     return (*found, RuntimeError, ValueError)
 
 
-def _load(ort: ModuleType, path: Path, *, threads: int, spinning: bool, errors: tuple[type[BaseException], ...]) -> Any:
+def _load(ort: ModuleType, path: Path, *, threads: int, spin_us: int, errors: tuple[type[BaseException], ...]) -> Any:
     if not path.is_file():
         raise ModelError(f"{path}: no such model file")
     options = ort.SessionOptions()
@@ -203,14 +205,22 @@ def _load(ort: ModuleType, path: Path, *, threads: int, spinning: bool, errors: 
     options.enable_mem_pattern = False
     # Errors reach the caller as exceptions; the library's own log lines would only repeat them.
     options.log_severity_level = 4
+    # Older versions would spin for as long as they like.
+    spins = spin_us > 0 and _version(ort) >= SPIN_DURATION_SINCE
     for pool in ("intra_op", "inter_op"):
-        options.add_session_config_entry(f"session.{pool}.allow_spinning", "1" if spinning else "0")
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "1" if spins else "0")
+    if spins:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
     try:
         return ort.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
     except MemoryError as error:
         raise OutOfMemory(f"{path}: not enough memory to load {path.stat().st_size >> 20} MiB") from error
     except errors as error:
         raise ModelError(f"{path}: ONNX Runtime {ort.__version__} cannot load it: {one_line(error)}") from error
+
+
+def _version(ort: ModuleType) -> tuple[int, ...]:
+    return tuple(int(part) for part in ort.__version__.split(".")[:2] if part.isdigit())
 
 
 def _run_options(ort: ModuleType, *, shrink: bool) -> Any:
