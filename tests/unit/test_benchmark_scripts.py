@@ -257,6 +257,55 @@ def test_the_text_accuracy_benchmark_compares_forms_and_the_peer(
     assert all(row["share"] > 0.5 for row in last["rows"][1:])
 
 
+@pytest.fixture
+def language(tmp_path: Path) -> tuple[Path, Path]:
+    """A tiny language model and a text."""
+    from llmmodels import write_llm
+
+    pytest.importorskip("tokenizers")
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog.\n" * 40)
+    return write_llm(tmp_path / "llm"), text
+
+
+def test_the_language_model_benchmark_measures_pace_sharing_guesses_and_paging(
+    bench, language: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text = language
+    sizes = ["--prompt", 16, "--output", 8, "--rounds", 2, "--seconds", 0.3, "--threads", 1]
+    code, last, _ = run(bench("llm"), ["--text", text, "--model", model, *sizes, "--no-limits"], capsys)
+    assert code == 0
+    assert set(last["paces"]) == {"edgeds INT4", "edgeds float"}
+    assert last["guesses"]["same"] == 1
+    assert last["prefix"]["second_ms"] > 0
+    assert all(value > 0 for value in last["paging"].values())
+    assert len(last["limits"]) == 5, "peers that are not there have no limits"
+
+
+def test_the_language_model_benchmark_names_a_peer_that_is_not_there(
+    bench, language: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, _ = language
+    peers = bench("llm_peers")
+    how = {"threads": 1, "prompt": 2, "output": 2, "rounds": 1}
+    with pytest.raises(EdgedsError, match="peer"):
+        peers.run_transformers(tmp_path / "python", model, **how)
+    with pytest.raises(EdgedsError, match="peer node"):
+        peers.run_llama(tmp_path, model, **how)
+
+
+def test_the_language_model_accuracy_benchmark_compares_weights_cache_and_eviction(
+    bench, language: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text = language
+    sizes = ["--tokens", 128, "--long", 64, "--long-tokens", 128, "--samples", 2, "--threads", 1]
+    code, last, _ = run(bench("llm_accuracy"), ["--text", text, "--model", model, *sizes, "--no-limits"], capsys)
+    assert code == 0
+    assert [row["what"] for row in last["rows"]][:4] == ["float", "INT8 KV", "INT8 weights", "INT4 weights"]
+    assert all(row["perplexity"] > 1 for row in last["rows"])
+    assert len(last["limits"]) == 4
+
+
 @pytest.mark.zoo
 @pytest.mark.slow
 def test_the_accuracy_benchmark_measures_map_of_real_weights(
