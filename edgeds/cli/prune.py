@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_argument_group("which")
     which.add_argument(
         "--method",
-        choices=("l2", "l1", "bn", "activation", "sensitivity"),
+        choices=("l2", "l1", "bn", "activation", "taylor", "sensitivity"),
         help="importance (default: sensitivity with --calib, else l2)",
     )
     which.add_argument(

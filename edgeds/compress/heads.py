@@ -17,7 +17,7 @@ from edgeds.compress.group_axes import concrete_shapes
 from edgeds.compress.groups import Groups, Protected, find_groups
 from edgeds.compress.heads_cut import CutResult, Width, choose_blocks, correct_metadata, cut_blocks
 from edgeds.compress.heads_find import Blocks, attention_nodes, find_blocks, only
-from edgeds.compress.importance import score_groups
+from edgeds.compress.importance import BY_LOSS, score_groups
 from edgeds.compress.layerdrop import LayerCost, choose_layers, drop_layers, find_layers, measure_against
 from edgeds.compress.prune import PruneOptions, check_place, check_result, take_samples
 from edgeds.compress.prune_report import mapping_json
@@ -175,7 +175,7 @@ def _cut(
             scope=options.scope,
             multiple=options.multiple,
             min_channels=options.min_channels,
-            by_loss=method == "sensitivity",
+            by_loss=method in BY_LOSS,
         )
     with stage("removing heads and units", quiet=quiet):
         return cut_blocks(view.model, groups, blocks, kept), blocks

@@ -4,7 +4,8 @@ A unit's score is the size of what makes it times the size of what reads it, eac
 when either side is zero, so channels that cannot reach an output go first. "l1" and "l2" take the norms of weights with
 BatchNormalization folded in ("bn" takes only its scale); "activation" weighs the reading weights with the energy that
 samples show at their input (the size of the term that a sum would lose; compare Sun et al. 2023, "Wanda").
-"sensitivity" is the estimated loss after the readers' weights are solved anew (``sensitivity.py``).
+"sensitivity" is the estimated loss after the readers' weights are solved anew (``sensitivity.py``), "taylor" how far
+the outputs move, to first order (``taylor.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from edgeds.progress import track as progress
 
 Array = NDArray[np.float64]
 Scores = dict[int, Array]
-METHODS = ("l2", "l1", "bn", "activation", "sensitivity")
+METHODS = ("l2", "l1", "bn", "activation", "taylor", "sensitivity")
+BY_LOSS = ("taylor", "sensitivity")
+"""Those whose scores are losses, which compare over groups."""
 
 
 def score_groups(
@@ -37,8 +40,8 @@ def score_groups(
     threads: int | None = 2,
     quiet: bool = False,
 ) -> Scores:
-    """Group index -> one finite score per unit (float64, mean 1 except for "sensitivity"); higher means keep.
-    ``weights``: what a unit of each group saves, which "sensitivity" divides by (None: its channels).
+    """Group index -> one finite score per unit (float64, mean 1 except for losses); higher means keep.
+    ``weights``: what a unit of each group saves, which losses are divided by (None: its channels).
 
     ``model`` is the one that ``groups`` was found in. Raises SpecError for an unknown method, or one that needs
     samples without them, ModelError for weights with NaN or infinity.
@@ -50,6 +53,12 @@ def score_groups(
         energies = channel_energies(model, _read_by(model, groups), feeds, threads=threads, quiet=quiet)
         if not energies:
             raise SpecError("method activation weighs what samples show: give --calib (calibration samples)")
+    if method == "taylor":
+        from edgeds.compress.taylor import taylor_scores
+
+        effects = taylor_scores(model, groups, feeds, quiet=quiet)
+        saved = weights or {group.index: float(group.channels) for group in groups.groups}
+        return {index: effect / saved[index] for index, effect in effects.items()}
     if method == "sensitivity":
         return _by_loss(model, groups, list(feeds), weights=weights, threads=threads, quiet=quiet)
     folded, plain = GraphView(fold_batchnorm(model), copy=False), GraphView(model, copy=False)
