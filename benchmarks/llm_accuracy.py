@@ -31,7 +31,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text to calibrate and measure on")
     parser.add_argument("--tokens", type=count, default=TOKENS, help=f"tokens to measure on (default {TOKENS})")
     parser.add_argument("--long", type=count, default=LONG, help=f"window of eviction (default {LONG})")
-    parser.add_argument("--long-tokens", type=count, default=2 * LONG, help="tokens of that (default two windows)")
+    parser.add_argument("--long-tokens", type=count, default=6 * LONG, help="tokens of that (default six windows)")
     parser.add_argument("--samples", type=count, default=32, help="calibration windows (default 32)")
     return parser.parse_args(argv)
 
