@@ -163,12 +163,13 @@ def _plan_job(
         options.setdefault("dla_core", 0)
     variant, label, note = choose_variant(manifest, precision=precision, typing=host.typing)
     if profiles is None:
+        from edgeds.engines.bundle_dims import bundle_dims
         from edgeds.engines.profiles import plan_profiles
 
         sizes = manifest.buckets if buckets is None else tuple(buckets)
         planned = manifest.max_batch if plan is None else min(plan.batch, manifest.max_batch)
         batch = planned if max_batch is None else max_batch
-        profiles = plan_profiles(manifest.inputs, sizes, max_batch=batch)
+        profiles = plan_profiles(manifest.inputs, sizes, max_batch=batch, dims=bundle_dims(manifest, max_batch=batch))
     values = {"precision": BUILD_PRECISIONS[label], **host.fixed, **options}
     if label == "int4" and host.product == "tensorrt":
         values.setdefault("typing", "strong")

@@ -22,7 +22,7 @@ import numpy as np
 from edgeds.engines.base import Array, check_feeds
 from edgeds.engines.cuda import Cuda, open_cuda
 from edgeds.engines.cuda_driver import CudaCallError
-from edgeds.engines.cuda_memory import DeviceBuffer
+from edgeds.engines.cuda_memory import DeviceBuffer, HostBuffer
 from edgeds.engines.trt_buffers import Bound
 from edgeds.engines.trt_io import Allowed, choose_profile, max_batch
 from edgeds.engines.trt_lane import Lane
@@ -40,6 +40,8 @@ Derive = Callable[[Mapping[str, tuple[int, ...]]], Array]
 """Makes an input from the shapes of the others."""
 
 MAX_PLANS = 256
+BIND_ALIGNMENT = 256
+"""Bytes; TensorRT's own rule for addresses of tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,8 @@ class EngineStats:
 
 
 class TensorRTEngine:
-    """See Engine. ``specs`` (a bundle's inputs and outputs) give names to dynamic dims.
+    """See Engine. ``specs`` (a bundle's inputs and outputs) give names to dynamic dims; ``metadata`` is what the model
+    said of itself, which a plan does not keep.
 
     ``derive`` maps inputs the caller does not feed to functions of the other inputs' shapes. ``trt`` and ``cuda``
     default to what is installed; a ``cuda`` that is given stays the caller's to close.
@@ -74,6 +77,7 @@ class TensorRTEngine:
         trt: ModuleType | None = None,
         cuda: Cuda | None = None,
         specs: Sequence[TensorSpec] = (),
+        metadata: Mapping[str, str] | None = None,
         derive: Mapping[str, Derive] | None = None,
         options: RunOptions | None = None,
         precision: str | None = None,
@@ -101,7 +105,7 @@ class TensorRTEngine:
                 stack = outer
             # A forgotten engine gives its memory back when it is collected, or before the interpreter leaves.
             self._finalizer = weakref.finalize(self, _close_all, stack.pop_all(), os.getpid())
-        self.metadata = self._opened.metadata
+        self.metadata = {**self._opened.metadata, **(metadata or {})}
         self._profiles = self._opened.machine.profiles
         self._lock = threading.Lock()
         self._closed = False
@@ -155,15 +159,23 @@ class TensorRTEngine:
                 self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="edgeds-trt")
             return self._pool.submit(self.infer, feeds)
 
-    def bind(self, name: str, buffer: DeviceBuffer | None, *, shape: Sequence[int] | None = None) -> None:
+    def bind(
+        self,
+        name: str,
+        buffer: DeviceBuffer | HostBuffer | None,
+        *,
+        shape: Sequence[int] | None = None,
+        offset: int = 0,
+    ) -> None:
         """Let a tensor live in the caller's device memory from the next call on: neither fed nor returned.
 
-        Inputs need their ``shape``. One buffer may be an input and an output (a cache updated in place). None
-        unbinds. Calls under way are finished first; the buffer must stay open while it is bound.
+        It begins ``offset`` bytes into the buffer, which may be mapped host memory. Inputs need their ``shape``. One
+        buffer may be an input and an output (a cache updated in place). None unbinds. Calls under way are finished
+        first; the buffer must stay open while it is bound.
 
         Raises SpecError for an unknown tensor, a missing or unfit shape, or a buffer that is too small.
         """
-        bound = self._check_bound(name, buffer, shape)
+        bound = self._check_bound(name, buffer, shape, offset)
         with self._opened.pool.exclusive() as lanes:
             if bound is None:
                 self._opened.rules.bound.pop(name, None)
@@ -274,7 +286,9 @@ class TensorRTEngine:
                 raise SpecError(f"derive: the engine has no input {name!r}")
         return dict(derive)
 
-    def _check_bound(self, name: str, buffer: DeviceBuffer | None, shape: Sequence[int] | None) -> Bound | None:
+    def _check_bound(
+        self, name: str, buffer: DeviceBuffer | HostBuffer | None, shape: Sequence[int] | None, offset: int
+    ) -> Bound | None:
         info = self._opened.machine.tensors.get(name)
         if info is None:
             known = ", ".join(self._opened.machine.tensors)
@@ -285,8 +299,17 @@ class TensorRTEngine:
             raise SpecError(f"bind: {name!r} is read by the CPU; feed it instead of giving it device memory")
         if buffer.is_closed or buffer.cuda is not self.cuda:
             raise SpecError(f"bind: the buffer for {name!r} is closed or of another CUDA device")
+        address = buffer.device_address if isinstance(buffer, HostBuffer) else buffer.address
+        if not address:
+            raise SpecError(f"bind: the host buffer for {name!r} is not mapped; the device cannot see it")
+        if not 0 <= offset < buffer.nbytes or offset % BIND_ALIGNMENT:
+            raise SpecError(
+                f"bind: {name!r} at byte {offset} of a buffer of {buffer.nbytes}: needs a multiple of {BIND_ALIGNMENT} "
+                "inside it"
+            )
+        address, room = address + offset, buffer.nbytes - offset
         if not info.is_input:
-            return Bound(address=buffer.address, nbytes=buffer.nbytes, shape=None)
+            return Bound(address=address, nbytes=room, shape=None)
         if shape is None:
             raise SpecError(f"bind: input {name!r} needs the shape of what its buffer holds")
         wanted = tuple(int(dim) for dim in shape)
@@ -296,9 +319,9 @@ class TensorRTEngine:
             raise SpecError(
                 f"bind: input {name!r} of shape {list(wanted)} is outside what the engine allows ({ranges})"
             )
-        if nbytes > buffer.nbytes:
-            raise SpecError(f"bind: input {name!r} needs {nbytes} bytes, its buffer has {buffer.nbytes}")
-        return Bound(address=buffer.address, nbytes=buffer.nbytes, shape=wanted)
+        if nbytes > room:
+            raise SpecError(f"bind: input {name!r} needs {nbytes} bytes, its buffer has {room}")
+        return Bound(address=address, nbytes=room, shape=wanted)
 
 
 def _close_all(stack: contextlib.ExitStack, pid: int) -> None:

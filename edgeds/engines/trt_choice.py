@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edgeds.errors import DeviceError, EngineMismatch, MissingDependency
 
 if TYPE_CHECKING:
-    from edgeds.bundle import Bundle
+    from edgeds.bundle import Bundle, Manifest
     from edgeds.engines.base import Engine
 
 PLAN_SUFFIXES = (".engine", ".plan", ".trt")
@@ -76,10 +76,17 @@ def open_installed(bundle: Bundle, *, precision: str, on_close: Callable[[], Non
             cuda=cuda,
             specs=(*bundle.manifest.inputs, *bundle.manifest.outputs),
             precision=found.manifest.precision,
+            metadata=model_facts(bundle.manifest),
             on_close=held.close,
         )
         held.push(stack.pop_all())
     return engine
+
+
+def model_facts(manifest: Manifest) -> dict[str, str]:
+    """The metadata of the model that the bundle's head keeps (those of language models do)."""
+    facts = (manifest.head or {}).get("metadata")
+    return {str(key): str(value) for key, value in facts.items()} if isinstance(facts, dict) else {}
 
 
 def _is_installed(name: str) -> bool:

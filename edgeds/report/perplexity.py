@@ -64,6 +64,7 @@ def measure_perplexity(
         raise SpecError(f"window: expected 2 to {model.context} tokens (the model's context), got {window}")
     if kv_budget is not None and not model.has_mass:
         raise SpecError("kv_budget: needs a bundle that was created with eviction")
+    chunk = min(chunk, model.max_picks or chunk)
     parts = [tokens[at : at + window] for at in range(0, len(tokens), window)]
     parts = [part for part in parts if len(part) > 1]
     if not parts:
@@ -142,7 +143,10 @@ def evaluate_language_model(
         model = LlmModel(opened.engine, LlmSettings(kv_tokens=2 * held, prefix_cache=False))
         opened.text.check_vocab(model.vocab)
         window = min(window, model.context)
-        found = measure_perplexity(model, tokens, window=window, chunk=chunk, kv_budget=kv_budget, quiet=quiet)
+        try:
+            found = measure_perplexity(model, tokens, window=window, chunk=chunk, kv_budget=kv_budget, quiet=quiet)
+        finally:
+            model.close()
         return {
             "metric": "perplexity",
             "value": found.value,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from edgeds.boards.memory import read_memory
 from edgeds.errors import InputError, OutOfMemory, SpecError
 from edgeds.runtime.kv_layout import KvLayout, Slots
+
+Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
 
 MIB = 2**20
 INT8_MAX = 127.0
@@ -26,10 +28,13 @@ class KvStore:
     All layers lie in one array per kind with the layer in front, so that a step is stored in a few numpy calls while
     the array of one layer is still contiguous. Pages start as zeros: a masked slot weighs exactly 0, and 0 times a
     number that is not finite would poison every sequence that meets the page, which is also why ``write`` refuses such
-    numbers. ``memory_mib``: the memory that may be used, by default what the system has left. Raises OutOfMemory.
+    numbers. ``memory_mib``: the memory that may be used, by default what the system has left. ``allocate`` makes the
+    arrays, zeroed (default: numpy). Raises OutOfMemory.
     """
 
-    def __init__(self, layout: KvLayout, pages: int, *, memory_mib: float | None = None) -> None:
+    def __init__(
+        self, layout: KvLayout, pages: int, *, memory_mib: float | None = None, allocate: Allocate | None = None
+    ) -> None:
         if isinstance(pages, bool) or not isinstance(pages, int) or pages < 1:
             raise SpecError(f"KV store: pages must be a whole number from 1, got {pages!r}")
         self.layout = layout
@@ -37,9 +42,10 @@ class KvStore:
         available_mib = read_memory("cpu").free_mib if memory_mib is None else memory_mib
         _check_memory(layout, pages, available_mib)
         shapes = layout.shapes(pages)
+        make = allocate or (lambda _, shape, dtype: np.zeros(shape, dtype))
         try:
             self._arrays = {
-                name: np.zeros((layout.layers, *shape), np.float16 if name.endswith("scale") else layout.dtype)
+                name: make(name, (layout.layers, *shape), np.dtype("f2" if name.endswith("scale") else layout.dtype))
                 for name, shape in shapes.items()
             }
         except (MemoryError, ValueError) as error:  # numpy: ValueError when the size passes the address space

@@ -239,6 +239,7 @@ def _manifest(
         "kv_cpu": choices.kv_cpu,
         "compensated_on_tokens": sum(map(len, choices.windows)),
         "notes": parts.notes,
+        "metadata": facts,  # a TensorRT plan does not keep it
         **{key: int(facts[f"edgeds.{key}"]) for key in ("max_length", "vocab_size", "page", "layers")},
     }
     return dataclasses.replace(made, head=head, precision=choices.weights, license=license or made.license)

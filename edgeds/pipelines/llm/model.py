@@ -11,12 +11,13 @@ from edgeds.pipelines.llm.runner import ModelRunner
 from edgeds.pipelines.llm.settings import LlmSettings
 from edgeds.runtime.kv_evict import EvictionPolicy
 from edgeds.runtime.kv_layout import KvLayout
+from edgeds.runtime.kv_mapped import MappedStore, open_store
 from edgeds.runtime.kv_pool import KvPool
-from edgeds.runtime.kv_store import KvStore
 
 
 class LlmModel:
-    """A runner over a pool. ``vocab``, ``context`` (tokens) and ``ends`` (end tokens) are what the graph states.
+    """A runner over a pool. ``vocab``, ``context`` (tokens) and ``ends`` (end tokens) are what the graph states;
+    ``max_picks`` is how many logits of a sequence one run of a device engine may give.
 
     Raises ModelError for an engine that is no decoder of ``graph/decoder.py``.
     """
@@ -29,8 +30,10 @@ class LlmModel:
         self.ends = tuple(json.loads(metadata.get("edgeds.eos") or "[]"))
         self.has_mass = any(spec.name == "attention_mass" for spec in engine.outputs)
         self.is_windowed = bool(metadata.get("edgeds.sliding_window"))
+        self.max_picks = _most(engine, "logits_at", axis=1)
         pages = settings.pages(self.layout, context=self.context)
-        self.store = KvStore(self.layout, pages)
+        pages = min(pages, _most(engine, "k_pages.0", axis=0) or pages)
+        self.store = open_store(engine, self.layout, pages)
         self.pool = KvPool(
             self.layout,
             pages=pages,
@@ -39,6 +42,18 @@ class LlmModel:
             watermark=settings.watermark if pages > 1 else 0.0,
         )
         self.runner = ModelRunner(engine, store=self.store)
+
+    def close(self) -> None:
+        """Give back what the cache holds of the engine's device; before the engine is closed."""
+        if isinstance(self.store, MappedStore):
+            self.store.close()
+
+
+def _most(engine: Engine, name: str, *, axis: int) -> int | None:
+    """The largest size that a device engine was built for; None for engines that take any."""
+    profiles = getattr(engine, "profiles", None) or ()
+    sizes = [profile[name].max[axis] for profile in profiles if name in profile]
+    return max(sizes, default=None)
 
 
 def _number(metadata: Mapping[str, str], key: str) -> int:

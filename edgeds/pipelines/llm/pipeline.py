@@ -205,6 +205,9 @@ class LlmPipeline:
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        for model in (self._model, self._draft):
+            if model is not None:
+                model.close()
         for free in self._owned:
             free()
         self._owned.clear()

@@ -34,6 +34,7 @@ def save_add(path: Path, value: float) -> Path:
 @dataclass
 class FakeManifest:
     models: dict[str, str]
+    task: str = "detect"
 
 
 @dataclass
