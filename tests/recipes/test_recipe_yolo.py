@@ -80,6 +80,20 @@ def test_an_unknown_target_is_refused_before_the_work(recipe: ModuleType, argume
     assert "nearest" in capsys.readouterr().err
 
 
+def test_what_pruning_left_is_trained_when_asked(
+    recipe: ModuleType, arguments: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    pytest.importorskip("torch")
+    flags = ["--prune", "0.3", "--recover", "0.03", "--stop-after", "recover"]
+    assert recipe.main([*arguments, *flags]) == 0
+    found = last_line(capsys)
+    assert found["model"] == str(tmp_path / "out" / "recovered.onnx")
+    assert (tmp_path / "out" / "recovered.onnx").is_file()
+    assert found["loss"][1] <= found["loss"][0] or not found["kept"]
+    assert recipe.main([*arguments, "--recover", "1"]) == 2
+    assert "--prune R as well" in capsys.readouterr().err
+
+
 def test_channels_are_removed_first_when_asked(
     recipe: ModuleType, arguments: list[str], tmp_path: Path, capsys: Any
 ) -> None:
