@@ -27,6 +27,7 @@ examples:
   edgeds quantize model.onnx --calib samples.npz --exclude /head/Conv --out int8.onnx
   edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --cpu-out cpu.onnx     also the fast form for CPUs
   edgeds quantize yolo11n.onnx --calib images/ --out int8.onnx --table-out calib.table    also for trtexec --calib
+  edgeds quantize encoder.onnx --weights int4 --calib feeds.npz --out int4.onnx --cpu-out cpu.onnx    weights only
   edgeds quantize yolo11n.onnx --calib images/ --max-drop 0.3 --data coco128/ --out int8.onnx   within a limit
 """
 
@@ -37,7 +38,10 @@ _BLAMED = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", type=Path, help="float ONNX model")
     parser.add_argument(
-        "--calib", required=True, type=Path, metavar="PATH", help="folder of images, .npz/.npy, or folder of them"
+        "--calib",
+        type=Path,
+        metavar="PATH",
+        help="folder of images, .npz/.npy, or folder of them (not needed by --weights)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="OUT.onnx", help="quantized model to write")
     parser.add_argument("--cpu-out", type=Path, metavar="FILE", help="also write the uint8 form for ONNX Runtime")
@@ -60,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    weights = parser.add_argument_group("weights only (activations stay float; of MatMuls with constant matrices)")
+    weights.add_argument("--weights", choices=("int8", "int4"), help="round weights, nothing else")
+    weights.add_argument("--group", type=int, metavar="N", help="inputs that share a scale (int4: 64, for CPUs 32)")
     limit = parser.add_argument_group("accuracy limit (methods, ranges and layers are then searched)")
     limit.add_argument("--max-drop", type=float, metavar="D", help="points of 100 that INT8 may lose; exit 1 above it")
     limit.add_argument("--data", type=Path, metavar="DIR", help="labelled images, for mAP50-95 instead of agreement")
@@ -89,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out.suffix.lower() != ".onnx" or (args.cpu_out is not None and args.cpu_out.suffix.lower() != ".onnx"):
         raise SpecError(f"--out {args.out}: name a file that ends in .onnx")
+    if args.weights is not None:
+        return _run_weights(args)
+    if args.group is not None:
+        raise SpecError("--group belongs to --weights int4")
+    if args.calib is None:
+        raise SpecError("calibration samples are needed: give --calib PATH, or --weights to round weights only")
     if args.max_drop is not None and args.method is not None:
         raise SpecError(f"--max-drop tries every method itself: leave --method {args.method} out")
     if args.percentile is not None and args.max_drop is None and args.method not in ("percentile", "auto"):
@@ -129,6 +142,38 @@ def run(args: argparse.Namespace) -> int:
     else:
         emit_text("\n".join(describe(report)))
     return 0 if report.autopilot is None or report.autopilot["holds"] else 1
+
+
+def _run_weights(args: argparse.Namespace) -> int:
+    from edgeds.compress.weights_only import DEFAULT_SAMPLES, quantize_weights_only
+
+    for flag in ("method", "percentile", "ranges", "table_out", "max_drop", "data"):
+        if getattr(args, flag) is not None:
+            raise SpecError(f"--{flag.replace('_', '-')} is for activations, which --weights leaves float")
+    report = quantize_weights_only(
+        args.model,
+        out=args.out,
+        weights=args.weights,
+        cpu_out=args.cpu_out,
+        group=args.group,
+        calibration=None if args.calib is None else _open_set(args),
+        samples=args.samples or DEFAULT_SAMPLES,
+        threads=args.threads,
+        quiet=args.quiet,
+    )
+    if args.json:
+        emit_json(report)
+        return 0
+    lines = [
+        f"wrote       {report.model}" + (f" and {report.cpu_model}" if report.cpu_model else ""),
+        f"weights     {report.layers} layers in {report.weights.upper()}, "
+        f"{report.weights_bytes_float / 2**20:.2f} -> {report.weights_bytes / 2**20:.2f} MiB"
+        + (f", made up for on {report.samples} samples" if report.compensated else ""),
+    ]
+    if report.sqnr_db is not None:
+        lines.append(f"SQNR        {report.sqnr_db:.1f} dB on the worst output")
+    emit_text("\n".join([*lines, *(f"float       {name}: {why}" for name, why in report.left[:_SHOWN])]))
+    return 0
 
 
 def _limit(args: argparse.Namespace) -> Limit | None:
