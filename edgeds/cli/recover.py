@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--batch", type=int, default=4, metavar="N", help="samples per step (default %(default)s)")
     how.add_argument(
-        "--lr", type=float, default=2e-4, metavar="RATE", help="highest learning rate (default %(default)s)"
+        "--lr",
+        type=float,
+        default=1e-3,
+        metavar="RATE",
+        help="highest step, a share of each weight (default %(default)s)",
     )
     how.add_argument(
         "--qat", action="store_true", help="quantize MODEL to INT8 first and train through the rounding it is run with"

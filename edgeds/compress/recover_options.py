@@ -15,15 +15,16 @@ MAX_SAMPLES_MIB = 2048
 class RecoverOptions:
     """``steps`` or ``minutes`` end the training (neither: 200 steps); the learning rate falls along a cosine over them.
 
-    ``learning_rate`` is Adam's, reached after ``warmup_steps``. ``mean_decay`` is that of the running mean of the
-    weights, which is what is written. ``augment`` varies images. ``qat`` quantizes a float model first and trains it
-    through the rounding. A checkpoint is written every ``checkpoint_s`` seconds.
+    ``learning_rate``, reached after ``warmup_steps``, is the share of its root mean square that Adam moves a tensor by
+    in one step at most. ``mean_decay`` is that of the running mean of the weights, which is what is written.
+    ``augment`` varies images. ``qat`` quantizes a float model first and trains it through the rounding. A checkpoint is
+    written every ``checkpoint_s`` seconds.
     """
 
     steps: int | None = None
     minutes: float | None = None
     batch: int = 4
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warmup_steps: int = 20
     mean_decay: float = 0.99

@@ -21,6 +21,8 @@ from edgeds.errors import CalibrationError, SpecError
 from edgeds.progress import track
 
 Feed = dict[str, np.ndarray]
+LEAST_MAGNITUDE = 1e-3
+"""Tensors of zeros (biases before training) have to move too."""
 _TICKS = 1000
 
 
@@ -58,7 +60,7 @@ class Trainer:
         self._lesson, self._options = lesson, options
         self._want = frozenset(target.tensor for target in lesson.targets)
         self._optimizer = torch.optim.AdamW(
-            list(student.parameters.values()), lr=options.learning_rate, weight_decay=options.weight_decay
+            _by_magnitude(student.parameters), lr=options.learning_rate, weight_decay=options.weight_decay
         )
         self._first = {name: value.detach().clone() for name, value in student.parameters.items()}
         self._mean = {name: value.detach().clone() for name, value in student.parameters.items()}
@@ -154,7 +156,7 @@ class Trainer:
         torch = import_torch()
         options = self._options
         for group in self._optimizer.param_groups:
-            group["lr"] = options.rate(step, progress)
+            group["lr"] = options.rate(step, progress) * group["magnitude"]
         self._optimizer.zero_grad(set_to_none=True)
         batches = self._batches(step)
         total = 0.0
@@ -165,8 +167,8 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(list(self._student.parameters.values()), options.clip_norm)
         if not math.isfinite(total) or not bool(torch.isfinite(norm)):
             raise CalibrationError(
-                f"step {step}: the loss is not finite; the weights of step {self._saved} are in {self.state}. Check the "
-                f"samples, and go on with --resume and a lower --lr than {options.learning_rate:g}"
+                f"step {step}: the loss is not finite; the weights of step {self._saved} are in {self.state}. "
+                f"Check the samples, and go on with --resume and a lower --lr than {options.learning_rate:g}"
             )
         self._optimizer.step()
         decay = min(options.mean_decay, (1 + step) / (10 + step))
@@ -233,6 +235,19 @@ class Trainer:
             ),
             self.state,
         )
+
+
+def _by_magnitude(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """Optimizer groups of tensors of about one root mean square, to a power of two.
+
+    Steps are shares of it (as in Adafactor, arXiv:1804.04235): folded BatchNormalization leaves weights of one network
+    that differ a hundredfold, for which no absolute rate is right.
+    """
+    groups: dict[float, list[Any]] = {}
+    for value in parameters.values():
+        size = max(float(value.detach().square().mean().sqrt()), LEAST_MAGNITUDE)
+        groups.setdefault(2.0 ** round(math.log2(size)), []).append(value)
+    return [{"params": values, "magnitude": size} for size, values in groups.items()]
 
 
 def _stack(feeds: Sequence[Feed]) -> Feed:

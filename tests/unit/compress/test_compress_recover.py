@@ -112,10 +112,10 @@ def test_a_model_is_never_made_worse(pruned):
 
 
 def test_qat_trains_through_the_rounding_and_writes_int8(pruned):
-    dense = load_model(pruned / "dense.onnx")
-    feeds = open_calibration(iter(samples(8)), model_inputs=input_specs(dense), preprocess=None, resolution=None)
-    quantize_model(pruned / "dense.onnx", feeds, out=pruned / "int8.onnx", quiet=True)
-    report = recover(pruned, student="int8.onnx", options=RecoverOptions(steps=60, learning_rate=3e-4, threads=1))
+    small = load_model(pruned / "small.onnx")
+    feeds = open_calibration(iter(samples(8)), model_inputs=input_specs(small), preprocess=None, resolution=None)
+    quantize_model(pruned / "small.onnx", feeds, out=pruned / "int8.onnx", quiet=True)
+    report = recover(pruned, student="int8.onnx", options=RecoverOptions(steps=60, threads=1))
     assert report.kept
     assert report.quantized
     written = load_model(pruned / "out.onnx")
@@ -126,7 +126,7 @@ def test_qat_trains_through_the_rounding_and_writes_int8(pruned):
     weights = [name for name, value in stored.items() if value.dtype == np.int8 and value.ndim == 4]
     assert weights
     assert any(not np.array_equal(stored[name], before[name]) for name in weights)
-    assert report.loss_after < report.loss_before, "on samples it was not trained on"
+    assert report.loss_after < 0.9 * report.loss_before, "on samples it was not trained on"
 
 
 COMMAND = [sys.executable, "-m", "edgeds", "recover"]
