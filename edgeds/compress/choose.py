@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from edgeds.compress.groups import ChannelGroup, Groups, Member
 from edgeds.errors import SpecError
-from edgeds.graph.cost import ModelCost
 
 WIDE = 32
 """Groups of at least this many channels keep multiples of 8 when no multiple is asked for (tensor-core tiles)."""
@@ -72,21 +71,21 @@ def _by_share(groups: Groups, ratio: float) -> dict[int, int]:
     return {group.index: min(group.size - 1, math.floor(group.size * ratio + 0.5)) for group in groups.groups}
 
 
-def unit_flops(groups: Groups, cost: ModelCost) -> dict[int, float]:
-    """Group -> share of the model's FLOPs that one unit takes away, with the other groups whole."""
-    flops = {layer.node: layer.flops for layer in cost.layers}
-    total = max(1, cost.flops)
+def unit_costs(groups: Groups, costs: Mapping[str, float]) -> dict[int, float]:
+    """Group -> share of the model's cost that one unit takes away, with the other groups whole. ``costs`` by node:
+    FLOPs, or predicted time."""
+    total = max(sum(costs.values()), 1e-12)
     return {
-        group.index: max(1e-12, sum(_member_flops(member, flops) for member in group.members) / group.size / total)
+        group.index: max(1e-12, sum(_member_cost(member, costs) for member in group.members) / group.size / total)
         for group in groups.groups
     }
 
 
-def _member_flops(member: Member, flops: Mapping[str, int]) -> float:
-    """FLOPs of the positions of a layer that follow a group; of constants that only pass it on, none."""
+def _member_cost(member: Member, costs: Mapping[str, float]) -> float:
+    """Cost of the positions of a layer that follow a group; of constants that only pass it on, none."""
     if member.role not in ("producer", "consumer", "pass"):
         return 0.0
-    return flops.get(member.node, 0) * float((member.units >= 0).mean())
+    return costs.get(member.node, 0.0) * float((member.units >= 0).mean())
 
 
 def _by_rank(

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from edgeds.compress.absorb import absorb_constants
 from edgeds.compress.channels import PruneResult, prune_channels
-from edgeds.compress.choose import choose_units, unit_flops
+from edgeds.compress.choose import choose_units, unit_costs
 from edgeds.compress.groups import Groups, find_groups
 from edgeds.compress.importance import BY_LOSS, score_groups
 from edgeds.compress.prune_goal import Goal, find_ratio
@@ -172,7 +172,7 @@ def _remove(
     """Rank, and remove what the goal asks for: the result, the ratio it took, and notes."""
     model, groups = found.model, found.groups
     by_loss = method in BY_LOSS
-    weights = unit_flops(groups, count_cost(model)) if by_loss and goal.ratio is None else None
+    weights = unit_costs(groups, goal.layer_costs(model)) if by_loss and goal.ratio is None else None
     scores = score_groups(
         model, groups, method=method, weights=weights, feeds=samples, threads=options.threads, quiet=quiet
     )

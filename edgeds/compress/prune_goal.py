@@ -72,6 +72,16 @@ class Goal:
         found = self.predict(model)
         return found.latency_ms if found is not None else float(count_cost(model).flops)
 
+    def layer_costs(self, model: ModelProto) -> dict[str, float]:
+        """Predicted microseconds of every kernel by the node it is named after, or FLOPs without a target."""
+        found = self.predict(model)
+        if found is None:
+            return {layer.node: float(layer.flops) for layer in count_cost(model).layers}
+        costs: dict[str, float] = {}
+        for layer in found.layers:
+            costs[layer.node] = costs.get(layer.node, 0.0) + layer.latency_us
+        return costs
+
     def figures(self, before: ModelProto, after: ModelProto) -> dict[str, Any] | None:
         """Predicted figures of both models for the report."""
         pair = self.predict(before), self.predict(after)

@@ -12,10 +12,12 @@ from prune_models import NETS, feeds_of, finish, start
 
 from edgeds import Budget, PruneOptions, prune_model
 from edgeds.cli.main import main
-from edgeds.compress.choose import choose_units
+from edgeds.compress.choose import choose_units, unit_costs
 from edgeds.compress.groups import find_groups
 from edgeds.compress.importance import score_groups
+from edgeds.compress.prune_goal import Goal
 from edgeds.errors import BudgetError, CalibrationError, ModelError, SpecError
+from edgeds.graph.cost import count_cost
 from edgeds.graph.view import GraphView
 
 
@@ -192,6 +194,24 @@ def test_speedup_and_budget(tmp_path):
     assert report.predicted["target"] == target
     with pytest.raises(BudgetError):
         prune(tmp_path, wide(), ratio=None, budget=Budget(latency_ms=1e-6), target=target)
+
+
+def test_with_a_target_what_counts_is_predicted_time(tmp_path):
+    """A unit that saves much predicted time for its loss goes before one that saves many FLOPs."""
+    model = wide()
+    groups = find_groups(GraphView(model, copy=False))
+    target = "jetson-agx-orin-64gb@30W"
+    plain = Goal.of(ratio=None, speedup=1.2, budget=None, target=None, precision="int8")
+    board = Goal.of(ratio=None, speedup=1.2, budget=None, target=target, precision="int8")
+    flops, times = plain.layer_costs(model), board.layer_costs(model)
+    assert flops == {layer.node: layer.flops for layer in count_cost(model).layers}
+    assert sum(times.values()) == pytest.approx(1e3 * board.cost(model), rel=0.5)
+    shares = [unit_costs(groups, costs) for costs in (flops, times)]
+    assert shares[0].keys() == shares[1].keys()
+    assert shares[0] != shares[1]
+    feeds = [feeds_of(model, seed) for seed in range(6)]
+    report, _ = prune(tmp_path, model, ratio=None, speedup=1.05, target=target, calibration=feeds)
+    assert report.predicted["speedup"] >= 1.05
 
 
 def test_speedup_with_samples_takes_less_loss_per_flop(tmp_path):
