@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from typing import TypeVar
 
 from edgeds.engines.base import Engine
 from edgeds.errors import ModelError
@@ -13,6 +15,9 @@ from edgeds.runtime.kv_evict import EvictionPolicy
 from edgeds.runtime.kv_layout import KvLayout
 from edgeds.runtime.kv_mapped import MappedStore, open_store
 from edgeds.runtime.kv_pool import KvPool
+
+log = logging.getLogger("edgeds.pipelines.llm")
+T = TypeVar("T")
 
 
 class LlmModel:
@@ -27,7 +32,8 @@ class LlmModel:
         self.layout = KvLayout.from_metadata(metadata)
         self.vocab = _number(metadata, "edgeds.vocab_size")
         self.context = _number(metadata, "edgeds.max_length")
-        self.ends = tuple(json.loads(metadata.get("edgeds.eos") or "[]"))
+        self.ends = tuple(_parsed(metadata, "edgeds.eos", []))
+        _tell_limit(self.context, metadata)
         self.has_mass = any(spec.name == "attention_mass" for spec in engine.outputs)
         self.is_windowed = bool(metadata.get("edgeds.sliding_window"))
         self.max_picks = _most(engine, "logits_at", axis=1)
@@ -54,6 +60,25 @@ def _most(engine: Engine, name: str, *, axis: int) -> int | None:
     profiles = getattr(engine, "profiles", None) or ()
     sizes = [profile[name].max[axis] for profile in profiles if name in profile]
     return max(sizes, default=None)
+
+
+def _tell_limit(context: int, metadata: Mapping[str, str]) -> None:
+    """Say which limit holds where the checkpoint documents several: a longer one would be believed otherwise."""
+    limits = {name: value for name, value in _parsed(metadata, "edgeds.limits", {}).items() if value}
+    if any(value != context for value in limits.values()):
+        named = ", ".join(f"{name} {value}" for name, value in sorted(limits.items(), key=lambda item: item[1]))
+        log.warning("texts may have %d tokens, the least of the model's limits: %s", context, named)
+
+
+def _parsed(metadata: Mapping[str, str], key: str, default: T) -> T:
+    """JSON of the kind of ``default``, which stands for what is not there."""
+    try:
+        value = json.loads(metadata.get(key) or json.dumps(default))
+    except ValueError:
+        value = None
+    if not isinstance(value, type(default)):
+        raise ModelError(f"the model's metadata has {key}={metadata.get(key)!r}: not a decoder that edgeds built")
+    return value
 
 
 def _number(metadata: Mapping[str, str], key: str) -> int:

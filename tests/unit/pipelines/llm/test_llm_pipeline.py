@@ -320,3 +320,25 @@ def test_deadlines_end_requests(text):
         with pytest.raises(DeadlineExceeded, match="of at most 150"):
             stream.result(20)
         assert llm.stats()["kv"].used == 0
+
+
+def test_b101_the_limit_that_holds_is_told_at_load(text, caplog):
+    engine = ToyEngine()
+    engine.metadata |= {"edgeds.max_length": "64", "edgeds.limits": '{"max_position_embeddings": 128, "model_max": 64}'}
+    with LlmPipeline(engine, text=text) as llm:
+        assert llm.context == 64
+        with pytest.raises(InputError, match="context holds 64"):
+            llm.generate("a" * 70)
+    assert "64 tokens, the least of the model's limits: model_max 64, max_position_embeddings 128" in caplog.text
+    caplog.clear()
+    with LlmPipeline(ToyEngine(), text=text):
+        pass
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("broken", [{"edgeds.eos": "["}, {"edgeds.eos": "7"}, {"edgeds.limits": "[1]"}])
+def test_broken_metadata_is_one_sentence(text, broken):
+    engine = ToyEngine()
+    engine.metadata |= broken
+    with pytest.raises(ModelError, match="not a decoder that edgeds built"):
+        LlmPipeline(engine, text=text)
