@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any
 
 from edgeds.engines.base import Engine
 from edgeds.errors import ModelError
@@ -17,7 +17,6 @@ from edgeds.runtime.kv_mapped import MappedStore, open_store
 from edgeds.runtime.kv_pool import KvPool
 
 log = logging.getLogger("edgeds.pipelines.llm")
-T = TypeVar("T")
 
 
 class LlmModel:
@@ -70,7 +69,7 @@ def _tell_limit(context: int, metadata: Mapping[str, str]) -> None:
         log.warning("texts may have %d tokens, the least of the model's limits: %s", context, named)
 
 
-def _parsed(metadata: Mapping[str, str], key: str, default: T) -> T:
+def _parsed(metadata: Mapping[str, str], key: str, default: Any) -> Any:
     """JSON of the kind of ``default``, which stands for what is not there."""
     try:
         value = json.loads(metadata.get(key) or json.dumps(default))
