@@ -85,8 +85,9 @@ class _Terminal:
             emit_text(self._prompt, end="")
         try:
             line = sys.stdin.readline() if sys.stdin is not None else ""
-        except UnicodeDecodeError as error:
-            raise InputError(f"standard input: byte {error.start} of the line is not UTF-8 text") from error
+            line.encode()  # bytes that are no text come as halves of surrogate pairs
+        except UnicodeError as error:
+            raise InputError("standard input: the line is not UTF-8 text") from error
         if not line:
             if self._prompt:
                 emit_text("")

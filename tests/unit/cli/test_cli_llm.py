@@ -275,6 +275,17 @@ def test_other_bundles_and_models_without_a_template_are_refused(
     assert "generate" in err
 
 
+def test_a_line_that_is_no_text_is_named(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for errors in ("strict", "surrogateescape"):
+        stream = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr(sys, "stdin", stream)
+        code, _, err = run(capsys, "chat", bundle)
+        assert code == 1
+        assert "standard input: the line is not UTF-8 text" in err
+
+
 def test_a_closed_standard_input_is_an_end(
     bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
