@@ -50,8 +50,7 @@ def quantize_with_peer(
     extra: dict[str, Any] = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
     if percentile is not None:
         extra["CalibPercentile"] = percentile
-    logging.getLogger().setLevel(logging.ERROR)  # it advises, once per call, to pre-process the model
-    with contextlib.redirect_stdout(sys.stderr):  # it prints its statistics
+    with _quiet_log(), contextlib.redirect_stdout(sys.stderr):  # it prints its statistics
         quantize_static(
             str(model),
             str(out),
@@ -64,3 +63,15 @@ def quantize_with_peer(
             calibrate_method=CalibrationMethod[method],
             extra_options=extra,
         )
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """It advises, once per call, to pre-process the model."""
+    logger = logging.getLogger()
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
