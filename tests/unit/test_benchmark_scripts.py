@@ -16,7 +16,7 @@ import edgeds
 from edgeds.errors import EdgedsError, SpecError
 
 ROOT = Path(edgeds.__file__).parent.parent
-NAMES = ("accuracy", "calibration", "cpu_speed", "memory_soak", "session")
+NAMES = ("accuracy", "calibration", "cpu_speed", "memory_soak", "recover", "session")
 
 if not (ROOT / "benchmarks").is_dir():
     pytest.skip("the benchmarks come with the repository, not with the wheel", allow_module_level=True)
@@ -214,6 +214,25 @@ def test_int8_share_of_convolutions_counts_only_what_is_quantized(bench, model: 
     share = bench("accuracy").conv_share
     assert share(files[forms.FLOAT], 64) == 0
     assert share(files[forms.TRT_INT8], 64) == 1
+
+
+def test_the_recovery_benchmark_gives_a_curve_and_speed(
+    bench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "unit" / "workshop"))
+    from tiny_yolo import write_labelled, write_tiny_yolo
+
+    model, root = write_tiny_yolo(tmp_path / "tiny.onnx"), write_labelled(tmp_path / "data")
+    sizes = ["--size", 64, "--minutes", 0.02, 0.02, "--samples", 2, "--rounds", 1, "--ratio", 0.3, "--threads", 1]
+    code, last, out = run(bench("recover"), ["--data", root, "--model", model, *sizes, "--no-limits"], capsys)
+    assert code == 0
+    assert [row["what"] for row in last["rows"]] == ["dense", "pruned, re-solved", "trained", "trained"]
+    assert [row["minutes"] for row in last["rows"]] == [0, 0, 0.02, 0.04]
+    assert last["rows"][3]["params"] < last["rows"][0]["params"]
+    assert last["cpu_speedup"] > 0
+    assert last["predicted_speedup"] > 0
+    assert "predicted speed-up on orin-nano-8gb@15W" in out
 
 
 @pytest.fixture
